@@ -65,7 +65,7 @@ impl Scratch {
         String::from_utf8(self.command(line).success().get_output().stdout.clone()).expect("text")
     }
 
-    /// What is said of a command that is refused.
+    /// Runs a command that is refused, and checks that its message contains these parts.
     fn refused(&self, line: &str, parts: &[&str]) {
         let said = self.command(line).code(1);
         let said = String::from_utf8(said.get_output().stderr.clone()).expect("text");
@@ -78,7 +78,7 @@ impl Scratch {
     }
 }
 
-/// How a run ends, and what it prints until then.
+/// Waits for the end of a run. Returns its status, and its output until then.
 fn end(mut run: Run) -> (Option<i32>, String) {
     let mut text = String::new();
     run.output.take().expect("nobody else reads it").read_to_string(&mut text).expect("text");
@@ -255,7 +255,7 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     assert_eq!(end(run).0, Some(0));
 }
 
-/// Asks by a line that is the machine's own, with nobody between.
+/// Sends a request over the machine's own line, without the bridge, and returns the answer.
 fn ask(line: &mut UnixStream, number: u32, request: &Request) -> Answer {
     line.write_all(&encode(number, request)).expect("it listens");
     answer(line, number)

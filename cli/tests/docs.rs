@@ -1,7 +1,10 @@
-//! What the pages and the sources refer to is there: files, headings, rules of the manual.
+//! Checks of pages and comments: files, headings and rules of the manual that they name exist, the book is complete, and the
+//! prose keeps its rules.
 
 #[path = "docs/markdown.rs"]
 mod markdown;
+#[path = "docs/prose.rs"]
+mod prose;
 
 use markdown::Page;
 use regex::Regex;
@@ -11,7 +14,10 @@ use std::process::Command;
 
 /// Most characters of a table's cell: more belong into a paragraph.
 const MOST_IN_CELL: usize = 200;
-/// What absolute paths may begin with: they are those of a system, of a guest's, or of a device tree.
+/// The number of findings that a crate may have less than its allowance, before the list has to be lowered: for work
+/// done side by side.
+const SLACK: usize = 20;
+/// The first parts of absolute paths that pages may name: those of a system, of a guest, or of a device tree.
 const KNOWN_TOPS: [&str; 12] =
     ["bin", "chosen", "dev", "etc", "init", "mnt", "proc", "root", "sys", "tmp", "usr", "var"];
 
@@ -119,6 +125,82 @@ fn pages_that_sources_name_are_there() {
     complain(&complaints);
 }
 
+/// The book: each page in its table of contents once, and each entry a page.
+#[test]
+fn the_book_has_each_page_once() {
+    let is_page = |path: &&PathBuf| path.starts_with("docs") && path.extension().is_some_and(|kind| kind == "md");
+    let contents = Path::new("docs/SUMMARY.md");
+    let mut listed = Page::read(&read(contents)).links;
+    listed.sort_unstable();
+    let pages: Vec<_> = files().iter().filter(is_page).filter(|path| *path != contents).cloned().collect();
+    let pages: Vec<_> = pages.iter().filter_map(|path| path.strip_prefix("docs").ok()?.to_str()).collect();
+    assert_eq!(listed, pages, "the entries of docs/SUMMARY.md, and the pages in docs/");
+}
+
+/// Links that leave the book would lead nowhere in it.
+#[test]
+fn links_of_the_book_stay_in_it() {
+    let pages = pages().into_iter().filter(|(path, _)| path.starts_with("docs"));
+    let links = pages.flat_map(|(path, page)| page.links.into_iter().map(move |link| (path.clone(), link)));
+    let leaves = links
+        .filter(|(_, link)| !link.contains("://") && link.split('#').next().is_some_and(|file| file.contains('/')));
+    complain(
+        &leaves.map(|(path, link)| format!("{}: the link {link} leaves docs/", path.display())).collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn pages_keep_the_rules_of_prose() {
+    let mut complaints = Vec::new();
+    for (path, page) in pages() {
+        for line in page.prose.lines() {
+            complaints
+                .extend(prose::forbidden(line).iter().map(|word| format!("{}: `{word}` in: {line}", path.display())));
+        }
+    }
+    complain(&complaints);
+}
+
+/// The crate of a source file: the directory that has its manifest.
+fn package(path: &Path, files: &BTreeSet<PathBuf>) -> PathBuf {
+    let has_manifest = |dir: &&Path| files.contains(&dir.join("Cargo.toml"));
+    path.ancestors().skip(1).find(has_manifest).unwrap_or(Path::new("")).into()
+}
+
+/// Doc comments still break rules of prose, in each crate as often as `cli/tests/docs/prose.toml` says. The numbers may only
+/// shrink.
+#[test]
+fn doc_comments_keep_the_rules_of_prose() {
+    let list = "cli/tests/docs/prose.toml";
+    let allowed: BTreeMap<String, usize> = toml::from_str(&read(Path::new(list))).expect("crates and numbers");
+    let files = files();
+    let mut found = BTreeMap::<String, Vec<String>>::new();
+    for path in files.iter().filter(|path| path.extension().is_some_and(|kind| kind == "rs")) {
+        let of_crate = found.entry(package(path, &files).display().to_string()).or_default();
+        for comment in prose::doc_comments(&read(path)) {
+            let complaints = prose::complaints(&comment.text).into_iter();
+            of_crate.extend(complaints.map(|what| format!("{}:{}: {what}", path.display(), comment.line)));
+        }
+    }
+    let mut complaints = Vec::new();
+    for name in allowed.keys().filter(|name| !found.contains_key(*name)) {
+        complaints.push(format!("{list}: there is no crate {name}"));
+    }
+    for (name, found) in &found {
+        let allowed = allowed.get(name).copied().unwrap_or(0);
+        if found.len() > allowed {
+            complaints.extend(found.iter().cloned());
+            complaints.push(format!(
+                "{name}: {} doc comments break docs/development.md, \"Prose\"; {allowed} may",
+                found.len()
+            ));
+        } else if found.len() + SLACK < allowed {
+            complaints.push(format!("{list}: set the number of {name} to {}, so that it stays so", found.len()));
+        }
+    }
+    complain(&complaints);
+}
+
 #[test]
 fn every_test_guest_is_described() {
     let plan: toml::Table = read(Path::new("guests/Cargo.toml")).parse().expect("a manifest");
@@ -127,6 +209,46 @@ fn every_test_guest_is_described() {
     let described = |name: &str| page.cells.iter().any(|cell| cell.contains(&format!("`{name}`")));
     complain(
         &guests.filter(|name| !described(name)).map(|name| format!("nothing describes {name}")).collect::<Vec<_>>(),
+    );
+}
+
+#[test]
+fn every_option_of_a_run_is_described() {
+    let help = Command::new(env!("CARGO_BIN_EXE_gnomon")).args(["run", "--help"]).output().expect("the command");
+    let option = Regex::new(r"(?m)^ +(?:-\w, )?--([a-z][a-z-]*)").expect("a pattern");
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    let common = ["help", "version"];
+    let options =
+        option.captures_iter(&help).map(|found| found[1].to_owned()).filter(|name| !common.contains(&&**name));
+    let described = Regex::new(r"(?m)^\| `--([a-z][a-z-]*)").expect("a pattern");
+    let page = read(Path::new("docs/cli.md"));
+    let described: BTreeSet<_> = described.captures_iter(&page).map(|found| found[1].to_owned()).collect();
+    assert_eq!(options.collect::<BTreeSet<_>>(), described, "options of `gnomon run`, and those in docs/cli.md");
+}
+
+#[test]
+fn every_key_of_a_vm_file_is_described() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vm.toml");
+    std::fs::write(&file, "no-such-key = 1").expect("a file");
+    let refused = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("run").arg(file).output().expect("the command");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let (_, keys) = said.split_once("expected one of").unwrap_or_else(|| panic!("no list of keys in {said}"));
+    let key = Regex::new(r"`(\w+)`").expect("a pattern");
+    let keys: BTreeSet<_> = key.captures_iter(keys).map(|found| found[1].to_owned()).collect();
+    let described = Regex::new(r"(?m)^\| `(\w+)`").expect("a pattern");
+    let page = read(Path::new("docs/vm-file.md"));
+    let described: BTreeSet<_> = described.captures_iter(&page).map(|found| found[1].to_owned()).collect();
+    assert_eq!(keys, described, "keys of VM files, and those in docs/vm-file.md");
+}
+
+#[test]
+fn every_tunable_is_described() {
+    let page = Page::read(&read(Path::new("docs/tunables.md")));
+    let named = |name: &str| page.cells.iter().filter(|cell| **cell == format!("`{name}`")).count();
+    let missing = abi::tunable::ALL.iter().filter(|tunable| named(tunable.name) != 1);
+    complain(
+        &missing.map(|tunable| format!("docs/tunables.md has not one row for {}", tunable.name)).collect::<Vec<_>>(),
     );
 }
 

@@ -1,5 +1,5 @@
-//! How runs end from outside, and by a guest that does not: with what status, with which last line, and with nothing
-//! left behind. The guests are a few instructions each, so that nothing is fetched.
+//! Ends of runs, from outside and by a guest that does not end: their status, their last line, and that nothing is left
+//! behind. The guests are a few instructions each, so that nothing is fetched.
 
 mod says;
 

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Where guests begin.
+/// The first address of a guest.
 const START: u64 = 0x8020_0000;
 
 /// Prints a line, and makes SBI calls for ever; and the address of its call, of the loop before that, of its own `ebreak`, and of its trap handler.
@@ -74,7 +74,7 @@ impl Guest {
         background::command(self.place.path()).args(args).assert()
     }
 
-    /// What gdb prints when it is told that.
+    /// Returns gdb's output for a script.
     fn gdb(&self, script: &str) -> String {
         let path = self.place.path().join("script");
         std::fs::write(&path, script).expect("a file");
@@ -86,7 +86,7 @@ impl Guest {
         counter(self.place.path(), "vm", "exits.ecall")
     }
 
-    /// Whether the guest gets on, and so finds nothing of a debugger's in its way.
+    /// Checks that the guest makes progress, so that no breakpoint is left in its way.
     fn gets_on(&self) {
         let (before, until) = (self.calls(), Instant::now() + PATIENCE);
         while self.calls() < before + 100 {

@@ -1,4 +1,4 @@
-//! What a guest with a disk and a network card costs that has nothing to do.
+//! The cost of a guest with a disk and a network card that has nothing to do.
 
 #[expect(dead_code, reason = "not all of it has a use here")]
 mod background;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// So long the guests are left alone.
+/// The time for which the guests are left alone.
 const SPAN: Duration = Duration::from_secs(3);
 /// A guest may have had some work left: kernels write, look for neighbours, and count, some seconds after they have started.
 const PATIENCE: Duration = Duration::from_secs(40);

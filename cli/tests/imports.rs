@@ -1,5 +1,5 @@
-//! How the source hangs together: no file uses another that uses it, no folder uses one above it, and each file can be read in
-//! one sitting.
+//! Checks of the sources' structure: no file uses one that uses it, no folder uses one above it, and each file can be
+//! read in one sitting.
 
 #[path = "imports/graph.rs"]
 mod graph;
@@ -18,7 +18,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this package is in the repository").into()
 }
 
-/// All .rs files below `dir`, but for what is built or fetched.
+/// Collects all .rs files below `dir`, except those that are built or fetched.
 fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
         let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
@@ -32,7 +32,7 @@ fn sources(dir: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// What each crate's files use, with its root file.
+/// The imports of each crate's files, with its root file.
 static CRATES: LazyLock<Vec<(PathBuf, Imports)>> = LazyLock::new(|| {
     let repository = repository();
     let mut roots =
@@ -92,7 +92,7 @@ fn every_file_can_be_read_in_one_sitting() {
     }
 }
 
-/// What the files of a crate use; the first is its root.
+/// Reads the imports of a crate's files, of which the first is its root.
 fn imports(files: &[(&str, &str)]) -> Imports {
     let read = |path: &Path| files.iter().find(|file| Path::new(file.0) == path).map(|file| file.1.to_string());
     Imports::of(Path::new(files[0].0), &read).unwrap()
@@ -103,7 +103,8 @@ fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
     imports(files).circles().into_iter().map(|files| files.into_iter().map(String::from).collect()).collect()
 }
 
-/// What cargo does not find by itself is compiled only if it is named: a file of tests that nobody names would never fail.
+/// Cargo compiles a file of tests that it does not find by itself only if another one names it. Otherwise the tests
+/// would never fail.
 #[test]
 fn no_file_of_tests_is_left_out() {
     for krate in ["hypervisor", "crates/mmu"] {

@@ -1,5 +1,5 @@
-//! What is on a VM's disk when the machine loses its power in the midst of its writes: all that the guest has made last, and a file system
-//! that is whole once its journal is replayed.
+//! The contents of a VM's disk after the machine has lost its power in the midst of writes: everything that the guest
+//! has flushed, and a file system that is whole once its journal is replayed.
 
 #[expect(dead_code, reason = "not all of it has a use here")]
 mod background;

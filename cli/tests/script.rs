@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 
-/// What the script calls that changes nothing.
+/// The programs that the script calls and that change nothing.
 const REAL: [&str; 14] =
     ["bash", "sh", "readlink", "dirname", "sed", "sort", "head", "mkdir", "env", "cat", "rm", "true", "cp", "dpkg-deb"];
 

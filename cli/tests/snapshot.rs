@@ -19,8 +19,9 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 80;
 
-/// Many short programs, a file that grows in memory, and a disk that is written to; then what all of it has come to. The share is there in the
-/// beginning and at the end. The console is a virtio one, and somebody is connected to a port, who is not there elsewhere.
+/// A guest's work: many short programs, a file that grows in memory, and a disk that is written to; then the results of
+/// all of it. The share is mounted in the beginning and at the end. The console is a virtio one, and a program is
+/// connected to a port, which it is not in the other run.
 const WORK: &str = "x=0; n=0
 listen() { until [ -s /tmp/said ]; do cat /dev/virtio-ports/agent >> /tmp/said; sleep 0.1; done; }
 while [ $n -lt 80 ]; do
@@ -39,7 +40,7 @@ wait
 cat /tmp/said
 echo result $(sha256sum < /tmp/all | cut -c1-64) $(head -c 5200 /dev/vda | sha256sum | cut -c1-64)";
 
-/// What it comes to.
+/// The result of the work.
 fn result() -> String {
     let (mut x, mut all) = ("0".to_owned(), String::new());
     for n in 0..ROUNDS {
@@ -91,7 +92,7 @@ fn wait_for(run: &mut Run, text: &str) {
     }
 }
 
-/// What a run prints until its end.
+/// Returns a run's output until its end.
 fn end(mut run: Run) -> String {
     let mut text = String::new();
     run.output.take().expect("its output").read_to_string(&mut text).expect("text");
@@ -247,7 +248,7 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
     }
 }
 
-/// What cannot be restored is said, before any machine is started or by it.
+/// Checks that snapshots which cannot be restored are refused, before a machine is started or by it.
 fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
     let refused = |code: i32, args: &[&str], part: &str| {
         let said = scratch.command(&[&["run", "--timeout", "60"], args].concat()).code(code);

@@ -79,7 +79,7 @@ fn a_shell_knows_the_terminals_size() {
     shell.exp_eof().expect("the end");
 }
 
-/// Keys come at any moment of the VMs' lives: while one starts, while it is paused, while nobody is there.
+/// Keys arrive at any moment of the VMs' lives: while one starts, while it is paused, while no VM exists.
 #[test]
 fn vms_that_follow_each_other_can_be_ended_as_they_come() {
     let names: Vec<String> = (0..8).map(|place| format!("v{place}")).collect();

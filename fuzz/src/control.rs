@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Clone, Default)]
 struct Wire(Arc<Mutex<Both>>);
 
-/// How often something comes, at most.
+/// The most rounds of a repeated step.
 const MOST_ROUNDS: usize = 16;
 
 type Both = (VecDeque<Vec<u8>>, Vec<u8>);
@@ -89,7 +89,7 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     })
 }
 
-/// What a debugger asks for, mostly of where the guest's memory is.
+/// A debugger's request, mostly about addresses in the guest's memory.
 fn debug(u: &mut Unstructured<'_>) -> Result<Debug> {
     let vcpu = u.int_in_range(0..=2)?;
     let at = if u.ratio(1, 4)? { u.arbitrary()? } else { u.int_in_range(0x801f_fff0..=0x8020_2000)? };
@@ -114,7 +114,7 @@ fn debug(u: &mut Unstructured<'_>) -> Result<Debug> {
     })
 }
 
-/// What comes next: requests, and bytes that are none.
+/// The next bytes on the line: requests, and bytes that are none.
 fn bytes(u: &mut Unstructured<'_>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for _ in 0..u.int_in_range(1..=3)? {
@@ -134,7 +134,8 @@ thread_local! {
     static BARE: RefCell<(Gnomon, Hart)> = RefCell::new(machine(Vec::new(), 2, GuestTimer::Sstc));
 }
 
-/// No VM, or two of which one waits for the other, and whoever may speak to Gnomon. Each answer is one; at the end nothing is lost.
+/// Requests of a client to Gnomon without a VM, or with two of which one waits for the other. Each request has one
+/// answer; at the end nothing is lost.
 pub fn requests(data: &[u8]) {
     let mut u = Unstructured::new(data);
     if u.ratio(1, 32) == Ok(true) {
@@ -193,8 +194,8 @@ fn speak(u: &mut Unstructured<'_>, g: &mut Gnomon, hart: &mut Hart) {
     printed();
 }
 
-/// What a machine answers: the same frames are found in pieces of whatever size, and an answer that is read is written and read again
-/// as the same.
+/// Answers of a machine: the same frames are found in pieces of any size, and an answer that is decoded and encoded
+/// again is the same.
 pub fn answers(data: &[u8]) {
     let find = |size: usize| {
         let mut reader = Reader::new(1000);

@@ -19,7 +19,7 @@ const CAUSES: [u64; 21] = {
     const INTERRUPT: u64 = 1 << 63;
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 18, 19, 20, 21, 22, 23, INTERRUPT | 1, INTERRUPT | 5, INTERRUPT | 9]
 };
-/// Where something is: RAM, its ends, the UART, the PLIC.
+/// Addresses of interest: RAM, its ends, the UART, the PLIC.
 const PLACES: [u64; 6] =
     [GUEST_RAM_BASE, GUEST_RAM_BASE + crate::fake::MEMORY - 16, 0x1000_0000, 0x0c00_0000, 0x0c20_0000, 0];
 
@@ -30,7 +30,7 @@ fn address(u: &mut Unstructured<'_>) -> Result<u64> {
     }
 }
 
-/// Whether the VM goes on.
+/// Makes one exit. Returns whether the VM still runs.
 fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
     let registers = u.int_in_range(0..=8)?;
     for _ in 0..registers {

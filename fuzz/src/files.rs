@@ -1,4 +1,4 @@
-//! What files feed Gnomon: a bundle, a kernel, a VM file, the host's device tree.
+//! Targets for files that Gnomon reads: a bundle, a kernel, a VM file, the host's device tree.
 
 use abi::bundle::Config;
 use gnomon::vm::file::VmFile;

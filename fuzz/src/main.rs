@@ -14,7 +14,7 @@ mod walks;
 
 use std::sync::OnceLock;
 
-/// What an input is given to. A fault panics.
+/// A function of an input. A fault panics.
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.

@@ -172,7 +172,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Somebody who is connected to a port says something, or goes.
+    /// A program of the host that is connected to a port sends bytes, or disconnects.
     fn speak(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let (port, connection) = (u.int_in_range(0..=2)?, u.int_in_range(0..=2)?);
         let (at, from) = (u.int_in_range(0..=300)?, u.int_in_range(0..=300)?);

@@ -169,8 +169,8 @@ impl Stage {
     }
 }
 
-/// Gnomon with a state that anybody may have written: the VM is refused, or goes on with what a guest could have done to it by itself. It
-/// ends with all its memory given back.
+/// Restores a VM from any state: it is refused, or runs with what a guest could have done to it by itself. It ends with
+/// all its memory given back.
 pub fn restore(data: &[u8]) {
     let mut u = Unstructured::new(data);
     STAGE.with_borrow_mut(|stage| {
@@ -214,7 +214,7 @@ fn go_on(u: &mut Unstructured<'_>, Stage { g, hart, state }: &mut Stage) -> Resu
     Ok(())
 }
 
-/// What drivers do, and the world.
+/// Actions of drivers and of the world.
 fn act(u: &mut Unstructured<'_>, g: &Gnomon, hart: &mut Hart, vm: &hypervisor::vm::Vm) -> Result<()> {
     for _ in 0..u.int_in_range(0..=12)? {
         let count = vm.devices.lock().iter().map(Device::source).count();

@@ -54,7 +54,7 @@ fn range(u: &mut Unstructured<'_>) -> Result<GuestFence> {
     Ok(GuestFence { range, asid })
 }
 
-/// Whether the VM goes on.
+/// Makes one step of the vCPU. Returns whether the VM still runs.
 fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
     let translation = w.run.vm.translation;
     w.hart.time += u64::from(u.int_in_range(0..=2000u16)?);
@@ -113,7 +113,7 @@ fn exit(w: &mut World, cause: u64, tval: u64) -> Outcome {
     hypervisor::exit::handle(&w.g, &mut w.run, &mut w.hart)
 }
 
-/// It leaves its hart, and comes to another, or the same.
+/// Moves the vCPU off its hart and to another one, or back to the same.
 fn reload(w: &mut World, is_elsewhere: bool) -> Outcome {
     let translation = w.run.vm.translation;
     translation.unload(&mut w.run, &w.hart);
@@ -142,7 +142,7 @@ fn enters(w: &mut World) -> bool {
     true
 }
 
-/// What a vCPU does, and what is done to it.
+/// Runs a vCPU through exits and changes between its modes.
 pub fn turns(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let what = u8::arbitrary(&mut u).unwrap_or(0);

@@ -157,7 +157,7 @@ pub fn instructions(data: &[u8]) {
     }
 }
 
-/// Where a load or a store of 32 bits begins, or an AMO; for others, some address.
+/// The first address of a load, a store or an AMO of 32 bits; some address for other instructions.
 fn begin(insn: u32, x: &[u64; 32]) -> u64 {
     let offset = match insn & 0x7f {
         0x03 => insn as i32 >> 20,
@@ -167,8 +167,8 @@ fn begin(insn: u32, x: &[u64; 32]) -> u64 {
     x[(insn >> 15 & 0x1f) as usize].wrapping_add_signed(offset.into())
 }
 
-/// What `htinst` holds for a load or a store (privileged specification, "Transformed Instruction or Pseudoinstruction for
-/// mtinst or htinst"): no offset, and rs1 cleared.
+/// The value of `htinst` for a load or a store (privileged specification, "Transformed Instruction or Pseudoinstruction
+/// for mtinst or htinst"): no offset, and rs1 cleared.
 fn transformed(insn: u32, op: MemOp) -> u32 {
     const RS1: u32 = 0x1f << 15;
     match op {

@@ -1,5 +1,5 @@
 //! Each target for some seconds, from what is kept in `corpus/` and what earlier runs found. `GNOMON_FUZZ_SECONDS` says how
-//! many; CONTRIBUTING.md says more.
+//! many; docs/fuzzing.md says more.
 
 use std::fs;
 use std::path::Path;

@@ -8,12 +8,12 @@ use dtoolkit::fdt::Fdt;
 use dtoolkit::{Node, Property, ToCellInt};
 use spin::Once;
 
-/// What every guest wants to know.
+/// The facts that every guest needs.
 #[derive(Debug)]
 pub struct Board {
     /// The hart that entered first.
     pub boot_hart: u64,
-    /// Where the device tree lies.
+    /// The address of the device tree.
     pub tree_at: u64,
     /// Its size.
     pub tree_bytes: u64,
@@ -124,7 +124,7 @@ impl Board {
         self.ram_start + self.ram_bytes
     }
 
-    /// Whether the harts have an extension: one letter, or the name of a multi-letter one.
+    /// Returns whether the harts have an extension: one letter, or the name of a multi-letter one.
     #[must_use]
     pub fn has(&self, extension: &str) -> bool {
         let mut parts = self.isa.split('_');
@@ -138,8 +138,8 @@ impl Board {
         self.timebase * milliseconds / 1000
     }
 
-    /// The RAM that belongs to nobody, as ascending ranges (start, end) of whole pages: all of it but
-    /// the image, the device tree, and what the tree reserves (a bare machine's firmware).
+    /// The free RAM, as ascending ranges (start, end) of whole pages: all of it except the image, the device tree, and
+    /// what the tree reserves (a bare machine's firmware).
     pub fn free_ram(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         const MOST: usize = 8;
         let mut taken = [(u64::MAX, u64::MAX); MOST];

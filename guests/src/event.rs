@@ -25,7 +25,7 @@ pub mod attribute {
     pub const PREFERRED_HART: u64 = 3;
     /// The handler's address.
     pub const ENTRY_PC: u64 = 4;
-    /// What was interrupted: `sepc`, flags, a6, a7.
+    /// The interrupted state: `sepc`, flags, a6, a7.
     pub const INTERRUPTED: u64 = 6;
 }
 
@@ -39,7 +39,7 @@ pub struct Handler {
     sp: AtomicU64,
     event: AtomicU64,
     job: AtomicPtr<()>,
-    /// How often it ran to its end.
+    /// The number of times that it ran to its end.
     pub runs: AtomicU64,
     /// The hart that the event named.
     pub named: AtomicU64,
@@ -49,7 +49,7 @@ pub struct Handler {
     pub sstatus: AtomicU64,
     /// `sepc` in the handler.
     pub sepc: AtomicU64,
-    /// What was interrupted, by the attributes: `sepc`, flags, a6, a7.
+    /// The interrupted state, by the attributes: `sepc`, flags, a6, a7.
     pub interrupted: [AtomicU64; 4],
 }
 

@@ -51,7 +51,7 @@ pub fn execute(instruction: u32, a0: u64) -> Result<u64, Trap> {
     execute_in(CODE.call_once(page), instruction, a0)
 }
 
-/// The same in a page that is nobody else's.
+/// Runs one instruction like [`execute`], in a page that has no other user.
 ///
 /// # Errors
 /// The trap, if there was one.

@@ -23,15 +23,15 @@ pub struct Fence {
     pub name: &'static str,
     /// The harts that it reaches.
     pub reach: Reach,
-    /// It orders leaf entries of some addresses only: what changes pointers needs another.
+    /// True if it orders leaf entries of some addresses only: a change of pointers needs another.
     pub is_by_address: bool,
-    /// It orders one ASID only, and no global entries.
+    /// True if it orders one ASID only, and no global entries.
     pub is_by_asid: bool,
     make: fn(u64, u64),
 }
 
 const PAGE: u64 = rv::PAGE_BYTES;
-/// What SBI takes for the whole address space, as does a size of zero from address zero.
+/// The size that SBI takes for the whole address space, as does a size of zero from address zero.
 const WHOLE: u64 = u64::MAX;
 
 const fn local(name: &'static str, is_by_address: bool, is_by_asid: bool, make: fn(u64, u64)) -> Fence {

@@ -10,7 +10,7 @@ use spin::Mutex;
 /// Harts that a guest can have: ids 0 to MAX - 1.
 pub const MAX: usize = 8;
 
-/// What a hart runs.
+/// A job for a hart.
 type Job = fn(u64);
 
 /// A hart's own block.
@@ -18,7 +18,7 @@ type Job = fn(u64);
 pub struct Hart {
     /// a0, a1, `sstatus` and `satp` at the first instruction after an HSM start.
     pub entry: [AtomicU64; 4],
-    /// How often the hart came up by HSM.
+    /// The number of times that the hart was started by HSM.
     pub starts: AtomicU64,
     /// Which exceptions are expected, for the trap handler.
     pub expecting: AtomicU64,
@@ -96,7 +96,7 @@ pub fn start(hart: u64, job: Job, argument: u64) -> Check {
     Ok(())
 }
 
-/// What harts do that are started without a job of their own, as by [`sbi::hart_start`] itself.
+/// The job of harts that are started without one, as by [`sbi::hart_start`] itself.
 static COMMON: Mutex<Option<Job>> = Mutex::new(None);
 
 /// Names it; they get the opaque value.
@@ -185,7 +185,7 @@ pub fn sleep_until(condition: impl Fn() -> bool) -> bool {
     condition()
 }
 
-/// Where the entry code sends a hart that HSM started.
+/// The entry of a hart that HSM started.
 pub(crate) extern "C" fn secondary(hart: u64, opaque: u64, sstatus: u64, satp: u64) -> ! {
     let own = of(hart);
     for (field, value) in own.entry.iter().zip([hart, opaque, sstatus, satp]) {

@@ -8,7 +8,7 @@ use rv::csr::atp;
 use rv::format::{SV39, SV48, SV57};
 use rv::{Addr, Format, Gva, Hpa, Level, Pte, PteFlags};
 
-/// A page of 512 doublewords that anybody may read and write.
+/// A page of 512 doublewords that all code may read and write.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Page(pub [AtomicU64; 512]);
@@ -27,7 +27,7 @@ pub fn page() -> &'static Page {
     POOL.get(TAKEN.fetch_add(1, Relaxed)).unwrap_or_else(|| &ram::pages(1)[0])
 }
 
-/// Whether the address lies in the pool.
+/// Returns whether the address lies in the pool.
 #[must_use]
 pub fn is_pool(at: u64) -> bool {
     let start = POOL.as_ptr().expose_provenance() as u64;
@@ -86,7 +86,7 @@ pub fn pointer(at: u64) -> u64 {
     rv::Entry::Table(Addr::<Hpa>::new(at).pfn()).encode().0
 }
 
-/// Who sets the A and D bits of entries.
+/// The setter of the A and D bits of entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AdBits {
     /// Svade: an access that finds one clear faults.
@@ -96,8 +96,8 @@ pub enum AdBits {
 }
 
 impl AdBits {
-    /// What the device tree promises: with both extensions, Svade until somebody asks for more. Where
-    /// it names neither (both behaviours are allowed), an access tells; that leaves paging off.
+    /// The device tree's promise: with both extensions, Svade until the guest asks for more. Where it names neither
+    /// (both behaviours are allowed), an access tells; that leaves paging off.
     #[must_use]
     pub fn of_this_machine() -> Self {
         match (board().has("svade"), board().has("svadu")) {
@@ -107,7 +107,7 @@ impl AdBits {
         }
     }
 
-    /// What an access does that finds both clear; leaves paging off.
+    /// The result of an access that finds both clear; leaves paging off.
     #[must_use]
     pub fn probe() -> Self {
         let space = Space::new(&SV39, 0);
@@ -119,7 +119,7 @@ impl AdBits {
     }
 }
 
-/// How many bits of the ASID this hart has. Finding out switches paging on and off.
+/// The number of ASID bits of this hart. Finding out switches paging on and off.
 #[must_use]
 pub fn asid_bits() -> u32 {
     let wanted = Space::new(&SV39, 0xffff).satp();
@@ -147,7 +147,7 @@ impl Space {
         space
     }
 
-    /// The same tables under another ASID.
+    /// Returns the same tables under another ASID.
     #[must_use]
     pub fn with_asid(self, asid: u64) -> Self {
         Self { asid, ..self }
@@ -232,7 +232,7 @@ pub fn leave() {
     fence::sfence_all();
 }
 
-/// The same without any fence.
+/// Switches paging off without any fence.
 pub fn go_bare() {
     // SAFETY: every space maps Rust's memory to itself, so nothing moves.
     unsafe { csr::satp::write(0) };

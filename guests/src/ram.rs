@@ -15,8 +15,8 @@ const KEPT: u64 = 4 << 20;
 /// The first page not handed out yet, and the end; none before the first call.
 static REST: Mutex<Option<(u64, u64)>> = Mutex::new(None);
 
-/// So many zero pages in a row, the first aligned to their number (rounded up to a power of two). There
-/// is enough for a guest's life, so none is given back.
+/// Allocates adjacent zero pages, the first aligned to their number (rounded up to a power of two). There is enough for
+/// a guest's life, so none is given back.
 ///
 /// # Panics
 /// If there is not.

@@ -9,7 +9,7 @@ pub fn begin(label: u64) {
     unsafe { asm!("slti zero, {}, 1", in(reg) label, options(nostack)) };
 }
 
-/// It ends.
+/// Ends the meter's region.
 pub fn end(label: u64) {
     // SAFETY: as above.
     unsafe { asm!("slti zero, {}, 2", in(reg) label, options(nostack)) };

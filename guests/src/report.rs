@@ -54,7 +54,7 @@ impl<const N: usize> Write for Fixed<N> {
 /// Something with its name, as in tables of checks.
 pub type Named<T> = (&'static str, T);
 
-/// What a check comes to: nothing to say, or why it failed.
+/// The result of a check: nothing to say, or the reason of its failure.
 pub type Check = Result<(), Text>;
 
 static CHECKS: AtomicU32 = AtomicU32::new(0);

@@ -57,19 +57,19 @@ impl RootCache {
         (word(self.page, page::SIZE_AT).load(Relaxed) >> 32) as u32
     }
 
-    /// Whether changes need no fence.
+    /// Returns whether changes need no fence.
     #[must_use]
     pub fn is_tagged(self) -> bool {
         self.flags() & page::TAGGED != 0
     }
 
-    /// How many places there are.
+    /// The number of places.
     #[must_use]
     pub fn places(self) -> usize {
         word(self.page, page::PLACES_AT).load(Relaxed) as u32 as usize
     }
 
-    /// What to write for a root of the kernel's, if the page says.
+    /// The value to write for a root of the kernel's, if the page has it.
     #[must_use]
     pub fn find(self, root: u64) -> Option<u64> {
         let first = page::FIRST_PLACE_AT as usize / 8;

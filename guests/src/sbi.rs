@@ -16,9 +16,9 @@ pub const INVALID_ADDRESS: i64 = binary::RET_ERR_INVALID_ADDRESS as i64;
 pub const ALREADY_AVAILABLE: i64 = binary::RET_ERR_ALREADY_AVAILABLE as i64;
 /// The implementation does not allow it.
 pub const DENIED: i64 = -4;
-/// It runs already.
+/// The hart is started already.
 pub const ALREADY_STARTED: i64 = -7;
-/// It does not run.
+/// The hart is stopped already.
 pub const ALREADY_STOPPED: i64 = -8;
 /// Not in this state.
 pub const INVALID_STATE: i64 = -10;
@@ -58,13 +58,13 @@ pub fn base(fid: usize) -> (i64, u64) {
     call3(base::EID_BASE, fid, [0; 3])
 }
 
-/// Whether the extension is there.
+/// Returns whether the extension is there.
 #[must_use]
 pub fn probe(eid: usize) -> bool {
     call3(base::EID_BASE, base::PROBE_EXTENSION, [eid as u64, 0, 0]).1 != 0
 }
 
-/// Whether Gnomon is underneath, rather than a bare machine's firmware.
+/// Returns whether Gnomon is underneath, rather than a bare machine's firmware.
 #[must_use]
 pub fn is_gnomon() -> bool {
     base(base::GET_SBI_IMPL_ID).1 == GNOMON

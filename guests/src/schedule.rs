@@ -3,7 +3,7 @@
 
 use crate::{board, sbi};
 
-/// What a storm can be.
+/// The kind of a storm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Storm {
     /// Output by the debug console.
@@ -32,18 +32,18 @@ pub const STORMS: [(Storm, &str); 6] = [
 
 /// A window, in milliseconds: calm, then a storm.
 const WINDOW_MS: u64 = 12;
-/// What does not count at both ends of a window, in milliseconds.
+/// The time that does not count at both ends of a window, in milliseconds.
 const EDGE_MS: u64 = 2;
 
-/// Where the schedule begins, on a clock that runs since the machine's start or since the guest's.
+/// The start of the schedule, on a clock that runs since the machine's start or since the guest's.
 const START_MS: u64 = 100;
-/// How often each hart's timer interrupts it, in times per millisecond.
+/// The timer interrupts of each hart, in times per millisecond.
 const TICKS_PER_MS: u64 = 20;
 
-/// What happens at a time.
+/// The weather at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// Nobody storms, before the storm of this index.
+    /// The calm before the storm of this index.
     Calm(usize),
     /// The storm of this index.
     Storm(usize),
@@ -51,7 +51,7 @@ pub enum Moment {
     Over,
 }
 
-/// What happens at `time`, in ticks of the clock; and whether it is far enough from the window's ends to count.
+/// The weather at `time`, in ticks of the clock; and whether that is far enough from the window's ends to count.
 #[must_use]
 pub fn at(time: u64) -> (Moment, bool) {
     let Some(time) = time.checked_sub(board().ticks(START_MS)) else { return (Moment::Calm(0), false) };

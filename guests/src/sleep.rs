@@ -7,7 +7,7 @@ use core::mem::offset_of;
 use metal::csr;
 use sbi_spec::hsm;
 
-/// What of a hart the suspend loses and Rust needs, and what it finds afterwards.
+/// A hart's state that the suspend loses and Rust needs, and what it finds afterwards.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Kept {
@@ -72,7 +72,7 @@ unsafe extern "C" {
 pub struct Woken {
     /// a0 at the first instruction.
     pub hart: u64,
-    /// Whether a1 was what the call named.
+    /// True if a1 was what the call named.
     pub has_opaque: bool,
     /// `sstatus` there.
     pub sstatus: u64,

@@ -8,7 +8,7 @@ use core::mem::offset_of;
 use core::panic::PanicInfo;
 use core::sync::atomic::AtomicU64;
 
-/// What the boot hart held at the first instruction.
+/// The boot hart's registers at the first instruction.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Boot {
@@ -46,7 +46,7 @@ static BOOT: Boot = Boot {
     stval: AtomicU64::new(1),
 };
 
-/// What the boot hart held at the first instruction.
+/// The boot hart's registers at the first instruction.
 #[must_use]
 pub fn at_boot() -> &'static Boot {
     &BOOT

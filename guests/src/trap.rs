@@ -105,11 +105,11 @@ extern "C" fn handle(frame: &mut Frame) {
     frame.0[0] = epc + if low & 3 == 3 { 4 } else { 2 };
 }
 
-/// What to do about exceptions (`Hart::expecting`): they end the guest.
+/// The treatment of exceptions (`Hart::expecting`): they end the guest.
 const NOTHING: u64 = 0;
-/// They are recorded, and the instruction is skipped.
+/// Exceptions are recorded, and the instruction is skipped.
 const SKIP: u64 = 1;
-/// They are recorded, and the trapping function returns.
+/// Exceptions are recorded, and the trapping function returns.
 const RETURN: u64 = 2;
 
 /// Runs `f`, skips each instruction of it that traps, and returns the first trap.

@@ -127,8 +127,8 @@ impl User {
         self.run_in(Mode::User)
     }
 
-    /// The same in either mode. In supervisor mode the program has to leave `stvec`, `sscratch`, `satp` and the kernel's memory
-    /// alone.
+    /// Runs the program in either mode. In supervisor mode the program has to leave `stvec`, `sscratch`, `satp` and the
+    /// kernel's memory alone.
     pub fn run_in(&mut self, mode: Mode) -> Trap {
         // SAFETY: SPP and SPIE only matter to the sret that follows; the assembly keeps every
         // register that Rust needs, and restores the vector by the write below.

@@ -29,14 +29,14 @@ pub const INDIRECT_DESC: u32 = 1 << 28;
 #[derive(Clone, Copy, Debug)]
 pub struct Device(pub u64);
 
-/// Where a queue is: three pages.
+/// The addresses of a queue: three pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Rings {
     /// The descriptors.
     pub table: u64,
-    /// What the driver makes available.
+    /// The ring of buffers that the driver makes available.
     pub driver: u64,
-    /// What the device gives back.
+    /// The ring of buffers that the device has used.
     pub device: u64,
 }
 
@@ -62,7 +62,7 @@ impl Rings {
     }
 }
 
-/// Writes 16 bits; nobody else writes the doubleword around them.
+/// Writes 16 bits; there is no other writer of the doubleword around them.
 pub fn put16(at: u64, value: u16) {
     let (word, shift) = (at & !7, 8 * (at & 7));
     poke(word, peek(word) & !(0xffff << shift) | u64::from(value) << shift);

@@ -1,5 +1,5 @@
-//! What the micro-benchmarks share: a window of pages, mapped one by one, and random numbers that are the
-//! same in every run.
+//! The common parts of the micro-benchmarks: a window of pages, mapped one by one, and random numbers that are the same
+//! in every run.
 
 use crate::paging::{self, RW, Space, TEST_VA, leaf};
 use crate::{access, board};

@@ -3,7 +3,7 @@
 use crate::core::{Core, CoreError, DEFAULT};
 use std::path::PathBuf;
 
-/// How much is counted. Each level counts all that those before it do.
+/// The amount of counting. Each level counts all that those before it do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
     /// Instructions, traps, fences, root switches.
@@ -26,43 +26,43 @@ impl Level {
     }
 }
 
-/// What the plugin was asked for.
+/// The plugin's arguments.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Args {
-    /// Where the report goes.
+    /// The report's file.
     pub out: PathBuf,
-    /// How much is counted.
+    /// The amount of counting.
     pub level: Level,
     /// The cores that are modelled, all at once.
     pub cores: Vec<Core>,
     /// The id of QEMU's memory object, or a part of the path of its file.
     pub ram: String,
-    /// Where RAM begins.
+    /// The first address of RAM.
     pub ram_base: u64,
-    /// Where each trap is written, if anywhere.
+    /// The file that each trap is written to, if any.
     pub traps: Option<PathBuf>,
 }
 
 /// The version of QEMU's plugin interface that is used.
 pub const API: i32 = 4;
 
-/// What loads the plugin, as it says itself.
+/// The emulator that loads the plugin, as it describes itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Host<'a> {
     /// The oldest version of the interface that it can do.
     pub least_api: i32,
     /// Its own version of the interface.
     pub api: i32,
-    /// Whether it emulates a whole machine.
+    /// True if it emulates a whole machine.
     pub is_system: bool,
     /// The architecture of the guest.
     pub target: &'a str,
 }
 
-/// It cannot be counted what this program does.
+/// The reason for which this emulator's guests cannot be counted.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HostError {
-    /// It has another interface.
+    /// The emulator has another plugin interface.
     #[error(
         "this QEMU has versions {least} to {own} of the plugin interface, and not {API}: use QEMU 10 (./gnomon installs one)"
     )]
@@ -72,16 +72,16 @@ pub enum HostError {
         /// Its own.
         own: i32,
     },
-    /// It runs programs.
+    /// The emulator runs single programs.
     #[error("the meter counts whole machines, not single programs: use qemu-system-riscv64")]
     NoSystem,
-    /// It is of another architecture.
+    /// The emulator is of another architecture.
     #[error("the meter knows harts of riscv64, not {0}: use qemu-system-riscv64")]
     Target(String),
 }
 
 impl Host<'_> {
-    /// Whether it can be counted what it does.
+    /// Returns whether it can be counted what it does.
     ///
     /// # Errors
     /// [`HostError`].
@@ -112,7 +112,7 @@ impl Default for Args {
 /// An argument that is not understood.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgError {
-    /// It has no such form.
+    /// The argument has no such form.
     #[error(
         "`{0}` is not an argument of the meter; the arguments are out=FILE, level=counts|tlb|check, core=NAME, ram=NAME, ram-base=ADDRESS, traps=FILE"
     )]

@@ -26,7 +26,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// Whether an entry with these tags serves who has the others.
+    /// Returns whether an entry with these tags serves who has the others.
     #[must_use]
     pub fn serve(self, is_global: bool, other: Self) -> bool {
         self.regime == other.regime
@@ -35,7 +35,7 @@ impl Ids {
     }
 }
 
-/// What a fence removes.
+/// The entries that a fence removes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Invalidation {
     /// Translations of this regime.
@@ -49,7 +49,7 @@ pub struct Invalidation {
 }
 
 impl Invalidation {
-    /// Whether an entry with these tags is meant, the page aside.
+    /// Returns whether an entry with these tags is meant, the page aside.
     #[must_use]
     pub fn means(&self, ids: Ids, is_global: bool) -> bool {
         ids.regime == self.regime
@@ -72,9 +72,9 @@ pub struct Entry {
     pub largest: u8,
     /// Its tags.
     pub ids: Ids,
-    /// Whether it is of all ASIDs.
+    /// True if it is of all ASIDs.
     pub is_global: bool,
-    /// Whether a store needs no look at D.
+    /// True if a store needs no look at D.
     pub is_dirty: bool,
 }
 
@@ -111,7 +111,7 @@ struct Line {
     leaf_span: u8,
     is_global: bool,
     ids: Ids,
-    /// When it was last used.
+    /// The time of the last use.
     used: u64,
 }
 
@@ -140,7 +140,7 @@ pub struct Array {
     trees: Vec<u64>,
     clock: u64,
     random: u64,
-    /// Where a page was found last, by its lowest bits. Saves the search, and changes no answer.
+    /// The slot in which a page was found last, by the page's lowest bits. Saves the search, and changes no answer.
     hints: Box<[u32; HINTS]>,
 }
 
@@ -171,7 +171,7 @@ impl Array {
         }
     }
 
-    /// What it was made by.
+    /// The specification of the array.
     #[must_use]
     pub fn spec(&self) -> &ArraySpec {
         &self.spec
@@ -197,7 +197,8 @@ impl Array {
         Some(Hit { is_dirty, span: line.span, leaf_span: line.leaf_span, is_global: line.is_global })
     }
 
-    /// The same for an entry of one size: pointers at several levels stand for the same page.
+    /// Returns whether an entry of this size serves the page, and counts it as used: pointers at several levels stand
+    /// for the same page.
     pub fn has_sized(&mut self, page: u64, span: u8, ids: Ids) -> bool {
         let first = self.set(page, span) * self.spec.ways;
         let found = (first..first + self.spec.ways)

@@ -12,7 +12,7 @@ pub struct Block {
     pub page: u64,
     /// The mode in which it runs.
     pub mode: Mode,
-    /// Whether it reaches into the next page.
+    /// True if it reaches into the next page.
     pub crosses: bool,
 }
 
@@ -29,8 +29,7 @@ impl Block {
         Self { page: packed >> 4, mode: Mode::from_index((packed & 7) as usize), crosses: packed & 8 != 0 }
     }
 
-    /// What is equal for blocks that need no look at each other, those of one page and mode, and never
-    /// [`NOWHERE`].
+    /// A value that is equal for blocks of one page and mode, which need no look at each other, and never [`NOWHERE`].
     #[must_use]
     pub const fn place(self) -> u64 {
         self.page << 3 | (self.mode as u64 + 1)
@@ -45,11 +44,11 @@ pub const NOWHERE: u64 = 0;
 pub struct Segment {
     /// The number of the first one in its block.
     pub first: usize,
-    /// How many.
+    /// The number of instructions.
     pub insns: u64,
 }
 
-/// Whether an instruction of a block that runs in a mode may be the store that powers the machine off. Below
+/// Returns whether an instruction of a block that runs in a mode may be the store that powers the machine off. Below
 /// M mode, where devices are behind translations, drivers order such stores with a fence before them. An
 /// emulator that counts instructions may put what accesses a device into a block of its own.
 #[must_use]

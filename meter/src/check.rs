@@ -19,15 +19,15 @@ const MOST_FINDINGS: usize = 100;
 /// Something that a fence should have prevented.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// What: the name of a counter of [`Stale`].
+    /// The name of a counter of [`Stale`].
     pub kind: &'static str,
     /// The privilege whose translation was used.
     pub mode: Mode,
     /// The virtual address (guest physical, for a pointer of the G-stage).
     pub address: String,
-    /// Where the translation led that a TLB may still have.
+    /// The target of the translation that a TLB may still have.
     pub cached: String,
-    /// Where the tables lead, or why nowhere.
+    /// The target by the tables, or the reason for having none.
     pub tables: String,
     /// The address of the last block that was entered: the code at fault is near it.
     pub block: String,
@@ -42,7 +42,7 @@ struct Cached {
     /// The first page that it translates.
     page: u64,
     mapping: Mapping,
-    /// When it was last found to agree with the tables.
+    /// The time at which the entry last agreed with the tables.
     verified: u64,
 }
 
@@ -64,10 +64,10 @@ pub struct Check {
     leaves: FxHashMap<Key, Vec<Cached>>,
     /// The sizes that leaves of each regime ever had: a bit for each place in [`SPANS`]. Others need no search.
     spans: [u8; 3],
-    /// Where the pieces of a first-stage leaf are, that is larger than what both stages translate at once.
+    /// The keys of the pieces of a first-stage leaf that is larger than what both stages translate at once.
     pieces: FxHashMap<Key, Vec<Key>>,
     pointers: FxHashMap<Key, Vec<Pointer>>,
-    /// What was found, up to a bound.
+    /// The findings, up to a bound.
     pub findings: Vec<Finding>,
 }
 
@@ -76,13 +76,13 @@ pub struct Check {
 pub struct Event<'a> {
     /// The page.
     pub page: u64,
-    /// What it is to a TLB.
+    /// The kind of access.
     pub how: Use,
     /// The privilege whose translation is used.
     pub mode: Mode,
-    /// That translation.
+    /// The translation of that mode.
     pub space: &'a Space,
-    /// When: of [`crate::tables::Tables::generation`].
+    /// The time, as a value of [`crate::tables::Tables::generation`].
     pub generation: u64,
     /// The last block that was entered.
     pub block: u64,
@@ -110,7 +110,7 @@ fn all_allow(mapping: &Mapping, request: &Request) -> bool {
 }
 
 impl Cached {
-    /// Whether the tables by which it was found say the same of `page` now.
+    /// Returns whether the tables by which it was found say the same of `page` now.
     fn is_still<W: Words>(&self, page: u64, request: &Request, words: &W) -> bool {
         let mut now = Trace::default();
         now.walk(&self.space, page << rv::PAGE_SHIFT, request, words);
@@ -119,7 +119,7 @@ impl Cached {
 }
 
 impl Check {
-    /// Whether an access needs no look: it was seen since tables last changed.
+    /// Returns whether an access needs no look: it was seen since tables last changed.
     #[must_use]
     pub fn is_verified(&self, event: &Event<'_>) -> bool {
         self.find(event.page, event.space.ids).is_some_and(|(_, cached)| cached.verified == event.generation)

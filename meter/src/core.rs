@@ -21,15 +21,15 @@ const BUILT_IN: [(&str, &str); 8] = [
 /// The name of the core that is modelled if none is asked for.
 pub const DEFAULT: &str = "p550";
 
-/// Why there is no such core. Each message says what to do.
+/// An error in the choice of a core. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     /// No file of that name is built in.
     #[error("there is no core `{name}`; there are {known}, and paths of core files (with a slash or .toml)")]
     Unknown {
-        /// What was asked for.
+        /// The core that was asked for.
         name: String,
-        /// What there is.
+        /// The cores that exist.
         known: String,
     },
     /// The file cannot be read.
@@ -37,7 +37,7 @@ pub enum CoreError {
     Unreadable {
         /// The path.
         path: String,
-        /// What the system said.
+        /// The system's message.
         why: std::io::Error,
     },
     /// The file is not a core file.
@@ -45,7 +45,7 @@ pub enum CoreError {
     Invalid {
         /// The path, or the name of a built-in core.
         path: String,
-        /// What is wrong, and where.
+        /// The error, and its place.
         why: String,
     },
     /// Reports tell cores apart by their names.
@@ -59,13 +59,13 @@ pub enum CoreError {
 pub struct Core {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// A description of the core.
     pub about: String,
-    /// Whether TLB entries have an ASID. Where they have none, each switch of `satp` to another ASID drops
+    /// True if TLB entries have an ASID. Where they have none, each switch of `satp` to another ASID drops
     /// all but global entries, as an operating system would have to.
     #[serde(default = "yes")]
     pub asids: bool,
-    /// The same for VMIDs and `hgatp`.
+    /// True if TLB entries have a VMID; otherwise each switch of `hgatp` to another VMID drops them.
     #[serde(default = "yes")]
     pub vmids: bool,
     /// The TLB of instruction fetches.
@@ -84,10 +84,10 @@ pub struct Core {
     /// Caches of entries of `hgatp` tables.
     #[serde(default)]
     pub walk_g: Vec<WalkCacheSpec>,
-    /// Whether a fence by address leaves cached pointers between tables alone, as it may.
+    /// True if a fence by address leaves cached pointers between tables alone, as it may.
     #[serde(default)]
     pub pointers_survive: bool,
-    /// What things cost.
+    /// The costs.
     pub cost: Cost,
 }
 
@@ -119,12 +119,12 @@ pub struct ArraySpec {
     /// Which entry makes room.
     #[serde(default)]
     pub replacement: Replacement,
-    /// Whether it holds a piece of a translation that is larger than its pages.
+    /// True if it holds a piece of a translation that is larger than its pages.
     #[serde(default = "yes")]
     pub pieces: bool,
-    /// Where the figures are from.
+    /// The source of the figures.
     pub source: String,
-    /// Whether they are a guess.
+    /// True if they are a guess.
     #[serde(default)]
     pub guess: bool,
 }
@@ -133,9 +133,9 @@ pub struct ArraySpec {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WalkCacheSpec {
-    /// What it holds.
+    /// The kind of its entries.
     pub holds: Holds,
-    /// Whether one reference brings in all entries of its cache line that are of the kind.
+    /// True if one reference brings in all entries of its cache line that are of the kind.
     #[serde(default)]
     pub fills_line: bool,
     /// The array. A pointer to a table counts as a page of the size that the table maps.
@@ -143,7 +143,7 @@ pub struct WalkCacheSpec {
     pub array: ArraySpec,
 }
 
-/// What a walk cache holds.
+/// The kind of a walk cache's entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Holds {
@@ -175,7 +175,7 @@ impl PageSize {
     /// All, the smallest first.
     pub const ALL: [Self; 6] = [Self::K4, Self::K64, Self::M2, Self::G1, Self::G512, Self::T256];
 
-    /// As core files and reports write it.
+    /// The name in core files and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -215,7 +215,7 @@ pub enum Replacement {
     Random,
 }
 
-/// What things cost, in cycles. All of it can be changed, and the counts stand beside what comes of it.
+/// Costs in cycles. All of them can be changed, and reports have the counts beside the result.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
@@ -233,9 +233,9 @@ pub struct Cost {
     pub cache: Vec<CacheSpec>,
     /// A reference that no cache has.
     pub memory: f64,
-    /// Where the figures are from.
+    /// The source of the figures.
     pub source: String,
-    /// Whether they are a guess.
+    /// True if they are a guess.
     #[serde(default)]
     pub guess: bool,
 }
@@ -397,13 +397,13 @@ impl ArraySpec {
         }
     }
 
-    /// Whether the entry that makes room is never the last one that was used.
+    /// Returns whether the entry that makes room is never the last one that was used.
     #[must_use]
     pub fn keeps_recent(&self) -> bool {
         self.ways > 1 && self.replacement != Replacement::Random
     }
 
-    /// Whether translations of this size are its own.
+    /// Returns whether translations of this size are its own.
     #[must_use]
     pub fn takes(&self, span: u8) -> bool {
         self.pages.iter().any(|size| size.span() == span)

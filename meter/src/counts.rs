@@ -1,4 +1,4 @@
-//! What is counted.
+//! Counts of a hart and of the modelled cores.
 
 use crate::core::{Cost, PageSize};
 use crate::insn::{FenceKind, Memory};
@@ -33,7 +33,7 @@ macro_rules! counters {
     };
 }
 
-/// What can be taken off and added, number by number.
+/// Counts that can be subtracted and added, number by number.
 pub trait Difference {
     /// Takes off what had been counted before.
     fn minus(&mut self, earlier: &Self);
@@ -69,7 +69,7 @@ impl<T: Difference> Difference for Vec<T> {
 }
 
 counters! {
-    /// What one core's translation did for accesses of one mode.
+    /// One core's translations for accesses of one mode.
     Misses {
         /// Fetches that the L1 TLB did not have.
         fetch: u64,
@@ -121,7 +121,7 @@ impl Difference for Histogram {
 counters! {
     /// Page walks that found a translation, and their references.
     Walks {
-        /// How many.
+        /// The number of walks.
         walks: u64,
         /// The references of all of them.
         refs: u64,
@@ -171,11 +171,11 @@ impl Difference for ByLeaf {
 }
 
 counters! {
-    /// What one core would have done.
+    /// One core's counts.
     CoreCounts {
         /// By the mode whose translation was used.
         misses: PerMode<Misses>,
-        /// How many of [`Misses::walks`] made so many references, by the same mode.
+        /// The number of [`Misses::walks`] with so many references, by the same mode.
         walks_by_refs: PerMode<Histogram>,
         /// [`Misses::walks`] by the leaves that they found, by the same mode.
         walks_by_leaf: PerMode<ByLeaf>,
@@ -197,7 +197,7 @@ impl CoreCounts {
 counters! {
     /// Traps of one kind.
     Trapped {
-        /// How many.
+        /// The number of traps.
         count: u64,
         /// Instructions that retired, in whatever mode, before the software that was left ran again: see
         /// [`HartCounts::traps`].
@@ -246,7 +246,7 @@ pub struct TrapKind {
     pub to: Mode,
     /// The code of the cause register; what is greater than 31 is 31.
     pub code: usize,
-    /// Whether it is an interrupt.
+    /// True if it is an interrupt.
     pub is_interrupt: bool,
 }
 
@@ -258,7 +258,7 @@ impl TrapKind {
         Self { from, to, code, is_interrupt: cause >> 63 != 0 }
     }
 
-    /// Whether it left a guest (V=1), or software for the firmware (M): then it is of interest how long that
+    /// Returns whether it left a guest (V=1), or software for the firmware (M): then it is of interest how long that
     /// took to be back.
     #[must_use]
     pub const fn is_exit(self) -> bool {
@@ -310,7 +310,7 @@ impl Traps {
         self.0.iter_mut().for_each(|one| one.longest.since_mark = 0);
     }
 
-    /// How many.
+    /// The number of traps.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().map(|one| one.count).sum()
@@ -321,13 +321,13 @@ impl Traps {
 pub type Accesses = PerMode<PerMode<[u64; Memory::KINDS]>>;
 
 counters! {
-    /// What check mode found.
+    /// The findings of check mode.
     Stale {
         /// Accesses by a translation of one stage (V=0) that the tables no longer make.
         one_stage: u64,
-        /// The same with V=1, where the guest's (or the shadow) tables no longer make it.
+        /// Like `one_stage` with V=1, for translations that the guest's (or the shadow) tables no longer make.
         first_stage: u64,
-        /// The same, where the G-stage's tables no longer make it.
+        /// Like `one_stage`, for translations that the G-stage's tables no longer make.
         g_stage: u64,
         /// Walks that could have used a pointer between tables that is no longer there.
         pointers: u64,
@@ -339,7 +339,7 @@ counters! {
 }
 
 counters! {
-    /// What a hart did.
+    /// The counts of one hart.
     HartCounts {
         /// Instructions that were attempted.
         insns: PerMode<u64>,
@@ -352,9 +352,9 @@ counters! {
         crossings: PerMode<u64>,
         /// Loads and stores that ended in a page fault or an access fault, by the mode whose translation was used.
         refused: PerMode<u64>,
-        /// Traps. Those that leave a guest (V=1) are handled until V=1 again, whoever handles them; others to M
-        /// until a return to a lower mode with V=0, so that one may be handled within the other. What is
-        /// not over at a mark counts when it is.
+        /// Traps. Those that leave a guest (V=1) are handled until V=1 again, by any software; others to M until a
+        /// return to a lower mode with V=0, so that one may be handled within the other. A trap that is open at a mark
+        /// counts where it ends.
         traps: Traps,
         /// Fences by kind (in the order of [`FenceKind::ALL`]), form, and mode.
         fences: [[PerMode<u64>; FENCE_FORMS]; FenceKind::ALL.len()],
@@ -366,9 +366,9 @@ counters! {
         pmp_faults: u64,
         /// Access faults elsewhere.
         other_access_faults: u64,
-        /// What each core would have done, in the order of the arguments.
+        /// The counts of each core, in the order of the arguments.
         cores: Vec<CoreCounts>,
-        /// What check mode found.
+        /// The findings of check mode.
         stale: Stale,
     }
 }
@@ -380,13 +380,13 @@ pub struct Cycles {
     pub model: f64,
     /// Of those, page walks.
     pub walks: f64,
-    /// If every reference of a walk hit the nearest cache.
+    /// The estimate with every reference of a walk in the nearest cache.
     pub if_refs_hit: f64,
-    /// If every reference of a walk went to memory.
+    /// The estimate with every reference of a walk in memory.
     pub if_refs_miss: f64,
-    /// If traps cost half.
+    /// The estimate with traps at half their cost.
     pub if_traps_half: f64,
-    /// If traps cost double.
+    /// The estimate with traps at double their cost.
     pub if_traps_double: f64,
 }
 
@@ -411,7 +411,7 @@ impl HartCounts {
         std::array::from_fn(|used| made(used) + self.crossings[used] + self.refused[used])
     }
 
-    /// What they come to on one of the cores.
+    /// The estimate for one of the cores.
     #[must_use]
     pub fn cycles(&self, core: usize, cost: &Cost) -> Cycles {
         let counts = &self.cores[core];

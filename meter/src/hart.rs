@@ -64,7 +64,7 @@ pub trait Machine: Words {
     fn physical(&self) -> Option<u64>;
 }
 
-/// What generated code reads and adds to, for each hart.
+/// The words that generated code reads and adds to, for each hart.
 #[derive(Clone, Debug, Default)]
 #[repr(C)]
 pub struct Scoreboard {
@@ -75,7 +75,7 @@ pub struct Scoreboard {
     pub insns: PerMode<u64>,
 }
 
-/// What takes effect only if execution goes on behind the instruction: else it has trapped.
+/// Effects that count only if execution continues behind the instruction; otherwise it has trapped.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     next: u64,
@@ -84,8 +84,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// Whether it is the instruction itself that has raised this trap. Else it was executed, whatever
-    /// comes behind it, be it an interrupt.
+    /// Returns whether the instruction itself has raised this trap. Otherwise it was executed, and the trap came behind it.
     fn has_raised(&self, trap: &Trap) -> bool {
         // All instructions of `Special` have four bytes. What was translated for one virtual address runs
         // at others, too: only offsets can be compared.
@@ -99,7 +98,7 @@ enum Effect {
     CsrWrite(Csr),
 }
 
-/// Where a hart is when it enters a block.
+/// The page and mode of a hart when it enters a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Here {
     at: u64,
@@ -119,12 +118,12 @@ struct Fetched {
 #[derive(Debug)]
 pub struct Hart {
     roots: Roots,
-    /// What is translated below M, with V=0 and with V=1.
+    /// The translation below M, with V=0 and with V=1.
     spaces: [Option<Space>; 2],
     /// Trap vectors of M, S, VS.
     vectors: [u64; 3],
     pending: Option<Pending>,
-    /// Where the return from a trap leads that was about to be executed.
+    /// The target of the return from a trap that was about to be executed.
     returning: Option<u64>,
     exits: Exits,
     made: Made,
@@ -171,7 +170,7 @@ impl Hart {
         (self.snapshots.clone(), self.now(board))
     }
 
-    /// What check mode has found.
+    /// The findings of check mode.
     #[must_use]
     pub fn check(&self) -> Option<&Check> {
         self.check.as_ref()
@@ -335,7 +334,7 @@ impl Hart {
         }
     }
 
-    /// What was pending has come to pass; `now` is the mode in which registers are read.
+    /// Applies the pending effects; `now` is the mode in which registers are read.
     fn apply(&mut self, pending: Pending, now: Mode, shared: &Shared, machine: &impl Machine) {
         self.settle();
         self.forget_recent();
@@ -424,7 +423,7 @@ impl Hart {
     }
 }
 
-/// What is translated for a mode.
+/// The translation for a mode.
 fn space_of(spaces: &[Option<Space>; 2], mode: Mode) -> Option<&Space> {
     if mode == Mode::M { None } else { spaces[usize::from(mode.is_virtual())].as_ref() }
 }

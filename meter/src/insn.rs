@@ -1,9 +1,9 @@
-//! What the meter must know of an instruction, by its encoding.
+//! The properties of an instruction that the meter needs, by its encoding.
 
 pub use rv::system::FenceKind;
 use rv::system::{FenceInsn, System, number};
 
-/// How an instruction uses memory.
+/// The use of memory by an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Memory {
@@ -20,7 +20,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// How many kinds there are.
+    /// The number of kinds.
     pub const KINDS: usize = Self::ALL.len();
     /// All, in the order of their discriminants.
     pub const ALL: [Self; 5] = [Self::None, Self::Load, Self::Store, Self::Amo, Self::Block];
@@ -31,7 +31,7 @@ impl Memory {
         Self::ALL.get(index).copied().unwrap_or(Self::None)
     }
 
-    /// Whether it needs permission to write.
+    /// Returns whether it needs permission to write.
     #[must_use]
     pub const fn is_store(self) -> bool {
         matches!(self, Self::Store | Self::Amo | Self::Block)
@@ -71,7 +71,7 @@ pub enum Special {
     CsrWrite(Csr),
     /// `mret` (from M) or `sret`.
     Return {
-        /// It is `mret`.
+        /// An `mret`.
         from_m: bool,
     },
     /// The marker `slti x0, rs1, code`. With rd=x0 it is a HINT that the unprivileged spec leaves to
@@ -79,7 +79,7 @@ pub enum Special {
     Marker {
         /// The register with the label.
         label: u8,
-        /// What is marked.
+        /// The marker's code.
         code: i16,
     },
 }
@@ -87,18 +87,18 @@ pub enum Special {
 /// An instruction, as far as the meter cares.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Insn {
-    /// How it uses memory.
+    /// The use of memory.
     pub memory: Memory,
-    /// It can trap at run time, after others of its translation block have run. What is illegal by
-    /// encoding or by state ends a block and needs no mention here.
+    /// True if the instruction can trap at run time, after others of its translation block have run. An instruction
+    /// that is illegal by encoding or by state ends a block and needs no mention here.
     pub may_trap: bool,
-    /// Whether its execution is an event.
+    /// True if its execution is an event.
     pub special: Option<Special>,
-    /// It stores 2 or 4 bytes from an integer register, as is done to the registers of devices.
+    /// True for a store of 2 or 4 bytes from an integer register, as is done to the registers of devices.
     pub is_device_like: bool,
-    /// It is a `fence` before output to devices.
+    /// True for a `fence` before output to devices.
     pub orders_output: bool,
-    /// It reads or writes `mscratch` or `sscratch`, as trap handlers do first.
+    /// True for a read or write of `mscratch` or `sscratch`, as trap handlers do first.
     pub uses_scratch: bool,
 }
 

@@ -1,5 +1,5 @@
-//! What hardware would see of software that an emulator runs: instructions and traps by privilege
-//! mode, TLB misses, page walks and their memory references, for cores that are described in files.
+//! Counts of what hardware would see of software that an emulator runs: instructions and traps by privilege mode, TLB
+//! misses, page walks and their memory references, for cores that are described in files.
 //!
 //! The emulator tells a [`hart::Hart`] what its hart does: the blocks that it enters, the accesses
 //! that it makes, the instructions of [`insn::Special`]. All is pure: guest memory and registers are

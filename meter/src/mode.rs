@@ -86,13 +86,13 @@ impl Mode {
         }
     }
 
-    /// Whether V=1.
+    /// Returns whether V=1.
     #[must_use]
     pub const fn is_virtual(self) -> bool {
         matches!(self, Self::VS | Self::VU)
     }
 
-    /// Whether this is U or VU.
+    /// Returns whether this is U or VU.
     #[must_use]
     pub const fn is_user(self) -> bool {
         matches!(self, Self::U | Self::VU)

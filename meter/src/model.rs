@@ -6,7 +6,7 @@ use crate::counts::{CoreCounts, MOST_CACHES};
 use crate::mode::Mode;
 use crate::walk::{Mapping, Reference, Space, Stage, Trace, Walker, Words};
 
-/// What an access is to a TLB.
+/// An access as a TLB sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
     /// A fetch.
@@ -55,7 +55,7 @@ impl WalkCache {
         specs.iter().map(cache).collect()
     }
 
-    /// Whether the entry is one that it would hold.
+    /// Returns whether the entry is one that it would hold.
     fn takes(&self, entry: &Reference) -> bool {
         let is_kind = match self.holds {
             Holds::Pointers => entry.is_pointer(),
@@ -141,7 +141,7 @@ impl Model {
         }
     }
 
-    /// Whether the L1 TLB has all that an access needs. To ask again, as [`Model::access`] does, changes nothing more.
+    /// Returns whether the L1 TLB has all that an access needs. To ask again, as [`Model::access`] does, changes nothing more.
     #[inline]
     pub fn hits(&mut self, how: Use, page: u64, ids: Ids) -> bool {
         let ids = self.tags(ids);
@@ -186,7 +186,7 @@ impl Model {
         misses.failed_refs += first + g;
     }
 
-    /// Whether there is an L2 TLB, for such translations.
+    /// Returns whether there is an L2 TLB, for such translations.
     fn serves_l2(&self, space: &Space) -> bool {
         !self.l2.0.is_empty()
             && match self.l2_serves {
@@ -283,7 +283,7 @@ impl Model {
         }
     }
 
-    /// A fence. Where entries lack a tag, one for some tag means them all, but for global ones.
+    /// A fence. Where entries lack a tag, a fence of one tag means all entries, except global ones.
     pub fn invalidate(&mut self, what: &Invalidation) {
         let what = &Invalidation {
             asid: what.asid.map(|asid| if self.asids { asid } else { 0 }),
@@ -326,7 +326,7 @@ impl Model {
     }
 }
 
-/// How many of the references walk caches spare: all up to the deepest entry that one holds.
+/// The number of references that walk caches save: all up to the deepest entry that one holds.
 fn skipped(caches: &mut [WalkCache], refs: &[Reference], stage: Stage, ids: Ids) -> usize {
     if caches.is_empty() {
         return 0;

@@ -11,18 +11,18 @@ use serde_json::{Map, Value, json};
 /// The version of the report's form.
 pub const FORMAT: u64 = 1;
 
-/// What one hart contributes.
+/// The part of a report that one hart contributes.
 #[derive(Clone, Debug)]
 pub struct HartReport {
     /// Its counts at each mark.
     pub at_marks: Vec<HartCounts>,
     /// Its counts when the machine stopped.
     pub at_end: HartCounts,
-    /// What check mode found.
+    /// The findings of check mode.
     pub findings: Vec<Finding>,
 }
 
-/// How regions and the whole run came to their end.
+/// The end of a region, or of the whole run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ended {
     /// By a marker.
@@ -136,7 +136,7 @@ fn core_value(core: &Core) -> Value {
     })
 }
 
-/// What each hart did in a stretch.
+/// The counts of each hart in a stretch of the run.
 fn counts_of<'a>(stretch: &Stretch, harts: &'a [HartReport]) -> impl Iterator<Item = HartCounts> + use<'a> {
     let (begin, end) = (stretch.begin, stretch.end);
     harts.iter().map(move |hart| {

@@ -1,4 +1,4 @@
-//! What all harts share.
+//! The state that all harts share.
 
 use crate::args::{Args, Level};
 use crate::core::Core;
@@ -40,7 +40,7 @@ pub struct Trap {
 }
 
 impl Trap {
-    /// Whether it is an interrupt.
+    /// Returns whether it is an interrupt.
     #[must_use]
     pub const fn is_interrupt(&self) -> bool {
         self.cause >> 63 != 0
@@ -55,7 +55,7 @@ impl fmt::Display for Trap {
     }
 }
 
-/// Where traps are written to.
+/// The file that traps are written to.
 struct TrapLog(Mutex<Box<dyn Write + Send>>);
 
 impl fmt::Debug for TrapLog {
@@ -64,10 +64,10 @@ impl fmt::Debug for TrapLog {
     }
 }
 
-/// What all harts share.
+/// The state that all harts share.
 #[derive(Debug)]
 pub struct Shared {
-    /// How much is counted.
+    /// The amount of counting.
     pub level: Level,
     /// The cores that are modelled.
     pub cores: Vec<Core>,
@@ -86,7 +86,7 @@ struct Vectors {
     known: HashSet<u64>,
     /// Other addresses at which blocks are to be looked at.
     wanted: HashSet<u64>,
-    /// Where blocks of a mode start that are not looked at each time they run.
+    /// The first addresses of a mode's blocks that are not examined each time they run.
     unwatched: HashSet<(u64, Mode)>,
     /// Vectors of a mode at which such a block of that mode had been translated before.
     late: HashSet<(u64, Mode)>,
@@ -97,7 +97,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// What the arguments ask for.
+    /// The settings from the arguments.
     #[must_use]
     pub fn new(args: &Args) -> Self {
         Self {
@@ -124,7 +124,7 @@ impl Shared {
         self.tables.has_ram().then_some(&self.tables)
     }
 
-    /// That of [`Tables::epoch`].
+    /// The epoch, from [`Tables::epoch`].
     #[inline]
     #[must_use]
     pub fn epoch(&self) -> u64 {
@@ -159,13 +159,13 @@ impl Shared {
         lock(&self.marks).clone()
     }
 
-    /// How many marks were not kept.
+    /// The number of marks that were not kept.
     #[must_use]
     pub fn lost_marks(&self) -> usize {
         self.lost_marks.load(Ordering::Relaxed)
     }
 
-    /// Whether the machine was told to power off.
+    /// Returns whether the machine was told to power off.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
@@ -223,8 +223,8 @@ impl Shared {
         }
     }
 
-    /// How many vectors were translated before they became vectors. Traps to those, out of their own
-    /// page and mode, may have been overlooked.
+    /// The number of vectors that were translated before they became vectors. Traps to those, out of their own page and
+    /// mode, may have been overlooked.
     #[must_use]
     pub fn late_vectors(&self) -> u64 {
         lock(&self.vectors).late.len() as u64

@@ -1,8 +1,8 @@
-//! Which frames hold page tables, and what software last wrote there.
+//! The frames that hold page tables, and what software last wrote there.
 //!
-//! An emulator has set A and D before anybody hears of the access. So the meter keeps a copy of each
-//! table as software left it: where memory has a bit more, hardware has set it. The copies also tell
-//! check mode when a table was edited.
+//! An emulator has set A and D before its plugin hears of the access. So the meter keeps a copy of each table as
+//! software left it: where memory has a bit more, hardware has set it. The copies also show check mode when a table was
+//! edited.
 
 use crate::args::Level;
 use crate::walk::{Reference, Stage, Words};
@@ -60,7 +60,7 @@ impl Tables {
         self.ram.get_or_init(|| Ram { first: base >> rv::PAGE_SHIFT, known: known() });
     }
 
-    /// Whether RAM is known.
+    /// Returns whether RAM is known.
     #[must_use]
     pub fn has_ram(&self) -> bool {
         self.ram.get().is_some()
@@ -87,7 +87,7 @@ impl Tables {
         ram.known.get((number / 64) as usize).map(|word| (word, 1 << (number % 64)))
     }
 
-    /// Whether the frame holds a table.
+    /// Returns whether the frame holds a table.
     #[must_use]
     pub fn is_table(&self, frame: u64) -> bool {
         self.bit(frame).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
@@ -161,8 +161,8 @@ impl Tables {
         }
     }
 
-    /// How many updates of A and D hardware has made in these entries since software last stored
-    /// there. They are counted once.
+    /// The number of updates of A and D that hardware has made in these entries since software last stored there. They
+    /// are counted once.
     pub fn take_updates(&self, refs: &[Reference]) -> u64 {
         let ad = (PteFlags::A | PteFlags::D).bits();
         let leaves = refs.iter().filter(|entry| entry.is_leaf());
@@ -180,8 +180,8 @@ impl Tables {
     }
 }
 
-/// Whether a table may translate otherwise since an entry of it was stored. Of a leaf that looks as before nobody knows
-/// whether hardware had set A or D in between.
+/// Returns whether a table may translate otherwise since an entry of it was stored. For a leaf that looks as before,
+/// hardware may have set A or D in between.
 fn may_differ(before: u64, now: u64) -> bool {
     let is_valid = |word: u64| word & PteFlags::V.bits() != 0;
     let is_leaf = is_valid(now) && pointer(now).is_none();

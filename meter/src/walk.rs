@@ -31,7 +31,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// What the roots say for V=0 or V=1 (below M mode); `None` if nothing is translated.
+    /// The roots' values for V=0 or V=1 (below M mode); `None` if nothing is translated.
     #[must_use]
     pub fn new(is_virtual: bool, roots: Roots) -> Option<Self> {
         use rv::csr::atp::{Hgatp, Satp};
@@ -49,13 +49,13 @@ impl Space {
         (first.is_some() || g.is_some()).then_some(space)
     }
 
-    /// Whether `satp` or `vsatp` translates.
+    /// Returns whether `satp` or `vsatp` translates.
     #[must_use]
     pub const fn has_first(&self) -> bool {
         self.first.is_some()
     }
 
-    /// Whether `hgatp` translates.
+    /// Returns whether `hgatp` translates.
     #[must_use]
     pub const fn has_g(&self) -> bool {
         self.g.is_some()
@@ -76,19 +76,19 @@ impl Space {
     }
 }
 
-/// Whose table an entry is of.
+/// The stage that an entry belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
-    /// That of `satp` or `vsatp`.
+    /// The stage of `satp` or `vsatp`.
     First,
-    /// That of `hgatp`.
+    /// The stage of `hgatp`.
     G,
 }
 
 /// A reference to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reference {
-    /// Whose entry.
+    /// The entry's stage.
     pub stage: Stage,
     /// The level of the entry.
     pub level: u8,
@@ -101,13 +101,13 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// Whether the entry is a valid pointer to a table.
+    /// Returns whether the entry is a valid pointer to a table.
     #[must_use]
     pub const fn is_pointer(&self) -> bool {
         self.level > 0 && self.pte & 0xf == PteFlags::V.bits()
     }
 
-    /// Whether the entry is a valid leaf.
+    /// Returns whether the entry is a valid leaf.
     #[must_use]
     pub const fn is_leaf(&self) -> bool {
         self.pte & 1 != 0 && self.pte & (PteFlags::R.bits() | PteFlags::X.bits()) != 0
@@ -135,7 +135,7 @@ pub struct Leaf {
     pub flags: PteFlags,
 }
 
-/// What a walk found for a page.
+/// The result of a walk for a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// The page after the first stage.
@@ -146,7 +146,7 @@ pub struct Mapping {
     pub first: Option<Leaf>,
     /// The leaf of the G-stage, unless it is Bare.
     pub g: Option<Leaf>,
-    /// Whether it is of all ASIDs: by the leaf, or by a pointer above it.
+    /// True if it is of all ASIDs: by the leaf, or by a pointer above it.
     pub is_global: bool,
 }
 
@@ -169,17 +169,17 @@ impl Mapping {
         [self.first, self.g].into_iter().flatten().map(|leaf| leaf.span).max().unwrap_or(0)
     }
 
-    /// Whether D is set in each stage.
+    /// Returns whether D is set in each stage.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         [self.first, self.g].into_iter().flatten().all(|leaf| leaf.flags.contains(PteFlags::D))
     }
 }
 
-/// Why there is no translation.
+/// The reason for having no translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refused {
-    /// Who refuses.
+    /// The stage that refuses.
     pub stage: Stage,
     /// An entry is where no RAM is.
     pub is_no_memory: bool,
@@ -190,7 +190,7 @@ pub struct Refused {
 pub struct Trace {
     /// The references in their order.
     pub refs: Vec<Reference>,
-    /// What came of them.
+    /// The result of the references.
     pub outcome: Result<Mapping, Refused>,
 }
 
@@ -305,8 +305,8 @@ impl Trace {
     }
 }
 
-/// Where a walk for `address` leads that goes on from a pointer at `level` to the table at page `table`:
-/// the page after the stage (and after the G-stage behind it), if it leads anywhere.
+/// The target of a walk for `address` that continues from a pointer at `level` to the table at page `table`: the page
+/// after the stage (and after the G-stage behind it), if there is one.
 pub fn walk_on<W: Words>(
     space: &Space,
     stage: Stage,
@@ -335,7 +335,7 @@ pub fn walk_on<W: Words>(
     }
 }
 
-/// A walk that is made when somebody first asks for it: most accesses need none.
+/// A walk that is made when it is first asked for: most accesses need none.
 pub struct Walker<'a, W> {
     trace: &'a mut Trace,
     is_done: bool,
@@ -366,13 +366,13 @@ impl<'a, W: Words> Walker<'a, W> {
         self.trace
     }
 
-    /// Whether anybody has asked.
+    /// Returns whether the walk was made.
     #[must_use]
     pub const fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// What is translated.
+    /// The translation.
     #[must_use]
     pub const fn space(&self) -> &Space {
         self.space

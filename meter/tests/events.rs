@@ -1,4 +1,4 @@
-//! What becomes of events: fences, traps, returns, writes of CSRs, stores to tables.
+//! The effects of events: fences, traps, returns, writes of CSRs, stores to tables.
 
 mod fake;
 

@@ -1,4 +1,4 @@
-//! What is known without a model: how many references walks make, and what TLBs and walk caches spare.
+//! Answers that are known without a model: the references that walks make, and what TLBs and walk caches save.
 
 mod fake;
 

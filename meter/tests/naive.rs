@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What may reach into the next page whatever that is.
+/// A fetch or a load, which may reach into any next page.
 fn how2() -> impl Strategy<Value = How> {
     prop_oneof![Just(How::Fetch), Just(How::Load)]
 }
@@ -110,7 +110,7 @@ fn base_page(page: u64) -> u64 {
     }
 }
 
-/// What a TLB knows a page by.
+/// The tags by which a TLB finds a page.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Entry {
     unit: u64,
@@ -130,7 +130,7 @@ impl List {
         true
     }
 
-    /// What serves a page of the new entry, too, goes first.
+    /// Adds an entry. An old one that serves a page of the new one is removed first.
     fn fill(&mut self, entry: Entry) {
         self.0.retain(|old| leaf_of(old.unit) != entry.unit || old.asid != entry.asid);
         if self.0.len() == self.1 {
@@ -160,7 +160,7 @@ struct Naive {
     counted: Counted,
 }
 
-/// Whether the tables let an access pass.
+/// True if the tables let an access pass.
 #[derive(Clone, Copy, PartialEq)]
 enum Tables {
     Allow,
@@ -240,7 +240,7 @@ fn naive(steps: &[Step]) -> Counted {
     naive.counted
 }
 
-/// Where traps arrive, in the middle of it.
+/// The page of the trap handler, and its address in the middle of it.
 const HANDLER_PAGE: u64 = 0;
 const HANDLER: u64 = (FIRST_PAGE << 12) + 0x800;
 

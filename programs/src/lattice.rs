@@ -67,8 +67,8 @@ impl Matrix {
     }
 }
 
-/// What the lattice has at a place, in 1 KiB: the program that this stands for keeps momenta and temporary
-/// fields of a site beside its links and its vector, too, so that neighbours lie in different pages.
+/// A site of the lattice, in 1 KiB: the program that this stands for keeps momenta and temporary fields of a site
+/// beside its links and its vector, too, so that neighbours lie in different pages.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(1024))]
 pub struct Site {

@@ -1,4 +1,4 @@
-//! What a program needs of Linux: its start, arguments, system calls, memory, figures and markers.
+//! The interface to Linux that programs need: start, arguments, system calls, memory, figures and markers.
 #![expect(unsafe_code, reason = "system calls, hints, and no runtime")]
 
 pub mod process;
@@ -83,14 +83,14 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     exit(101)
 }
 
-/// Why a program gave up.
+/// The reason for which a program gave up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// It was called with wrong arguments; this is how to call it.
+    /// Wrong arguments; the text is the right usage.
     Usage(&'static str),
     /// A system call failed, with Linux's number of the error.
     Call(&'static str, usize),
-    /// What it computed is wrong.
+    /// A wrong result.
     Wrong(&'static str),
 }
 
@@ -227,7 +227,7 @@ pub fn memory<T: Copy>(count: usize, value: T) -> Result<&'static mut [T], Failu
     Ok(unsafe { core::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), count) })
 }
 
-/// How pages are backed; the values are Linux's flags.
+/// The backing of pages; the values are Linux's flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pages {
     /// By a file in memory, where their content stays when they are unmapped.
@@ -236,7 +236,7 @@ pub enum Pages {
     Private = 2,
 }
 
-/// So many pages of zeros, which are the program's to the end and are not there before they are touched.
+/// Maps pages of zeroes, which the program keeps to its end and which have no memory before they are touched.
 ///
 /// # Errors
 /// If Linux has not so much.

@@ -9,7 +9,7 @@ use crate::random::Random;
 const MOST_SUPPLY: u32 = 100;
 const MOST_CAPACITY: u32 = 1000;
 const MOST_COST: u32 = 1000;
-/// What the arcs of the chain cost that can carry everything.
+/// The cost of the chain's arcs, which can carry everything.
 const CHAIN_COST: i64 = 10_000;
 
 /// No node, no arc.
@@ -23,7 +23,7 @@ pub struct Node {
     parent: u32,
     /// The arc to the parent.
     arc: u32,
-    /// Whether that leads from here to the parent.
+    /// True if that arc leads from here to the parent.
     is_upward: bool,
     depth: u32,
     first_child: u32,
@@ -45,7 +45,7 @@ impl Node {
     };
 }
 
-/// Where an arc stands.
+/// The position of an arc.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// In the tree.
@@ -79,7 +79,7 @@ impl Arc {
 pub struct Network<'a> {
     nodes: &'a mut [Node],
     arcs: &'a mut [Arc],
-    /// Where the search for an entering arc goes on.
+    /// The arc with which the search for an entering arc continues.
     next: usize,
     block: usize,
 }
@@ -143,7 +143,7 @@ impl<'a> Network<'a> {
         (0..most).take_while(|_| self.step()).count() as u64
     }
 
-    /// What it costs now.
+    /// The present cost.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.arcs.iter().map(|arc| u64::from(arc.flow as u32) * arc.cost as u64).sum()
@@ -324,7 +324,7 @@ mod tests {
         (vec![Node::EMPTY; nodes], vec![Arc::EMPTY; arcs])
     }
 
-    /// What each node has more than it had at first, which must always be nothing.
+    /// The surplus of each node over its first value, which must always be 0.
     fn balances(network: &Network<'_>, at_first: &[Arc]) -> Vec<i64> {
         let mut balances = vec![0; network.nodes.len()];
         for (arc, before) in network.arcs.iter().zip(at_first) {

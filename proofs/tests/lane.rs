@@ -20,7 +20,7 @@ use image::{Block, Image, SUPERVISOR_TO_MACHINE, VIRTUAL_TO_MACHINE, VIRTUAL_TO_
 use scene::{Random, Scene};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What comes of traps: of all blocks, of those that invalidate, and of those that bring entries in step.
+/// The results of traps: of all blocks, of those that invalidate, and of those that synchronise entries.
 const OF_ALL: [&str; 7] = [
     "no fence",
     "no way down",
@@ -56,15 +56,15 @@ const COSTS: [(&str, [u64; 2], u64, u64); 5] = [
     ("noted", [69, 67], 1, 0),
 ];
 
-/// The same for a change to another root, by an ASID. One without takes one more, and the second of a pair three more.
+/// The cost of a change to another root, by an ASID. One without takes one more, and the second of a pair three more.
 const COST_OF_A_ROOT: u64 = 68;
 /// More, where fences have passed over it which had nothing to do.
 const COST_OF_A_LOOK: u64 = 7;
-/// And for a fence of everything that has nothing to do, and for a read of `satp`.
+/// The cost of a fence of everything that has nothing to do, and of a read of `satp`.
 const COST_OF_ALL: u64 = 51;
 const COST_OF_A_READ: u64 = 44;
 
-/// What docs/lane.md says that it costs, if it is done.
+/// The cost by docs/lane.md, if the lane does it.
 fn cost(scene: &Scene, what: &str) -> Option<u64> {
     if what == "a read" {
         return scene.read().map(|register| COST_OF_A_READ - u64::from(register == 0));
@@ -138,8 +138,8 @@ fn each_entry_of_a_guests_is_brought_in_step() {
 /// Traps that are tried for each turned bit.
 const MOST_TRIED: usize = 60;
 
-/// Each instruction that the lane executes is left out, and each of its bits is turned: the check above has to see it. All that
-/// are left out are found, but for jumps: behind some is code that comes to the same. Of the turned bits some change
+/// Leaves out each instruction that the lane executes, and flips each of its bits: the check above has to see it. All
+/// that are left out are found, except jumps: the code behind some comes to the same. Of the flipped bits some change
 /// nothing: those that mask what is zero anyway, and those that make a branch to the full path another one to it.
 #[test]
 fn a_changed_instruction_is_found() {

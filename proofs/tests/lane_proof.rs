@@ -29,8 +29,8 @@ use std::ops::Range;
 
 /// Pairs of registers that a fence may name, one in the lower five bits.
 const PAIRS: Range<u64> = 0..1024;
-/// Each register in either place, beside some other, and beside itself: what is done with one does not depend on the other, but
-/// for where it comes from.
+/// Each register in either place, beside some other, and beside itself: the use of one does not depend on the other,
+/// except for its source.
 fn pairs() -> impl Iterator<Item = u64> {
     (0..32).flat_map(|n| [n | 7 << 5, 7 | n << 5, n | n << 5])
 }
@@ -56,7 +56,7 @@ fn the_lane_stays_within_its_tables_and_does_what_is_said_of_it() {
     }
 }
 
-/// What is looked at of a block's way.
+/// A part of a block's way.
 #[derive(Clone, Copy)]
 enum Part {
     Front,
@@ -65,7 +65,7 @@ enum Part {
     Walk,
 }
 
-/// What is planted is found: each instruction is left out, and loads, stores and indices go elsewhere.
+/// Planted faults are found: each instruction is left out, and loads, stores and indices go elsewhere.
 #[test]
 fn a_planted_fault_is_found() {
     let mut image = Image::read();

@@ -154,7 +154,7 @@ impl Case {
 /// A plan that cannot be followed.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{path}: {message}")]
-#[diagnostic(help("correct it; CONTRIBUTING.md describes the file"))]
+#[diagnostic(help("correct it; docs/tests.md describes the file"))]
 pub struct PlanError {
     path: PathBuf,
     message: String,

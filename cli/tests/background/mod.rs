@@ -10,7 +10,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Run {
     pub child: Child,
-    /// What it prints from now on.
+    /// The run's output from now on.
     pub output: Option<BufReader<ChildStdout>>,
 }
 

@@ -1,18 +1,20 @@
-//! What a page in Markdown refers to.
+//! Links, headings, code, cells and prose of a page in Markdown.
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-/// What is looked at.
+/// The parts of a page that the checks look at.
 #[derive(Debug, Default)]
 pub struct Page {
-    /// Where its links lead.
+    /// The targets of its links.
     pub links: Vec<String>,
-    /// What its headings are called in links.
+    /// The anchors of its headings.
     pub anchors: Vec<String>,
-    /// What stands in back-ticks within its text.
+    /// The code spans of its text.
     pub code: Vec<String>,
     /// The cells of its tables, as they are written.
     pub cells: Vec<String>,
+    /// Its text without code, a paragraph, heading, item or cell in each line.
+    pub prose: String,
 }
 
 impl Page {
@@ -20,7 +22,19 @@ impl Page {
     pub fn read(text: &str) -> Self {
         let mut page = Self::default();
         let mut heading: Option<String> = None;
+        let mut is_code = false;
         for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+            match &event {
+                Event::Start(Tag::CodeBlock(_)) => is_code = true,
+                Event::End(TagEnd::CodeBlock) => is_code = false,
+                Event::End(
+                    TagEnd::Paragraph | TagEnd::Heading(_) | TagEnd::Item | TagEnd::TableCell | TagEnd::TableHead,
+                ) => page.prose.push('\n'),
+                Event::SoftBreak | Event::HardBreak => page.prose.push(' '),
+                Event::Code(_) => page.prose.push('`'),
+                Event::Text(piece) if !is_code => page.prose.push_str(piece),
+                _ => {}
+            }
             match event {
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     page.links.push(dest_url.into_string());
@@ -40,7 +54,7 @@ impl Page {
     }
 }
 
-/// What a heading is called in links, on the sites that show repositories.
+/// The anchor of a heading, on the sites that show repositories.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")

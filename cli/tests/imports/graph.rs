@@ -25,7 +25,7 @@ use syn::{Attribute, Expr, ExprLit, Item, Lit, UseTree};
 pub struct Imports {
     files: Vec<String>,
     uses: DiGraphMap<usize, ()>,
-    /// What files use, with what signs show of other files.
+    /// The uses of files, with those by which a re-export only shows another file.
     shows: DiGraphMap<usize, ()>,
     /// The folders in their stated order, and each file's folder, none for the root file.
     order: Vec<String>,
@@ -103,7 +103,7 @@ impl Imports {
         circles
     }
 
-    /// What `file` uses, within `among`.
+    /// The files that `file` uses, within `among`.
     pub fn used_by(&self, file: &str, among: &[&str]) -> Vec<&str> {
         let at = self.files.iter().position(|known| known == file).expect("a file of the crate");
         let used = self.uses.neighbors(at).map(|file| self.files[file].as_str());
@@ -120,7 +120,7 @@ struct Module {
     children: HashMap<String, usize>,
     /// Items that are defined here.
     own: Vec<String>,
-    /// What names stand for that are imported here.
+    /// The paths of the names that are imported here.
     imported: HashMap<String, Segments>,
     /// Modules of which all is imported here.
     globs: Vec<Segments>,
@@ -130,14 +130,14 @@ struct Module {
 struct Crate {
     files: Vec<String>,
     modules: Vec<Module>,
-    /// What is named where, and whether that is a sign, which only shows it.
+    /// The paths that are named, the module of each, and true for one that is only shown.
     paths: Vec<(usize, Segments, bool)>,
     /// The order that the root file states.
     order: Vec<String>,
 }
 
 impl Crate {
-    /// Whether `module` is `folder` or inside of it.
+    /// Returns whether `module` is `folder` or inside of it.
     fn is_in(&self, module: usize, folder: usize) -> bool {
         module == folder || self.modules[module].parent.is_some_and(|parent| self.is_in(parent, folder))
     }
@@ -160,7 +160,7 @@ impl Crate {
         }
     }
 
-    /// As `resolve`; `depth` bounds the re-exports that are followed.
+    /// Like `resolve`; `depth` bounds the re-exports that are followed.
     fn resolve_within(&self, module: usize, path: &[String], depth: usize) -> Option<Found> {
         let (first, rest) = path.split_first()?;
         let depth = depth.checked_sub(1)?;
@@ -181,7 +181,7 @@ impl Crate {
         })
     }
 
-    /// What `name` is in `module`.
+    /// The item that `name` means in `module`.
     fn named(&self, module: usize, name: &str, depth: usize) -> Option<Found> {
         let here = &self.modules[module];
         if let Some(child) = here.children.get(name) {

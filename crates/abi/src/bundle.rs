@@ -55,7 +55,7 @@ pub const MAX_VMS: usize = 64;
 pub struct Config {
     /// The VMs, in console order. At least one, at most [`MAX_VMS`].
     pub vms: Vec<VmConfig>,
-    /// How guests' consoles share the one UART.
+    /// The way in which guests' consoles share the one UART.
     pub console: ConsoleMode,
     /// Tunables that are set: `name=value` ([`crate::tunable`]).
     pub settings: Vec<String>,
@@ -75,28 +75,27 @@ pub struct VmConfig {
     pub limit_bytes: Option<u64>,
     /// RAM that is not taken from it once it has it, in bytes; a multiple of 4096, at most its RAM and its limit.
     pub reserve_bytes: u64,
-    /// Whether all of its RAM is given to it at its start, and stays.
+    /// True if all of its RAM is given to it at its start, and stays.
     pub wired: bool,
     /// Number of vCPUs, 1..=[`MAX_VCPUS`].
     pub vcpus: u32,
-    /// How its memory is virtualized; `None`: the hypervisor picks what the hart can do, and says what
-    /// it picked.
+    /// The mode of memory virtualization; `None`: the hypervisor chooses what the hart can do, and prints its choice.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane may serve it, in the modes that have one ([`MmuMode::has_lane`]; no meaning else).
+    /// True if the fast lane may serve it, in the modes that have one ([`MmuMode::has_lane`]; no meaning else).
     pub lane: bool,
-    /// Whether its device tree may advertise Svvptc.
+    /// True if its device tree may advertise Svvptc.
     pub svvptc: bool,
-    /// Whether it is promised that A and D bits are updated for it (Svadu); else it gets page faults
+    /// True if it is promised that A and D bits are updated for it (Svadu); else it gets page faults
     /// (Svade).
     pub svadu: bool,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
     /// [`default_shadow_bytes`]. No meaning under [`MmuMode::Nested`].
     pub shadow_bytes: Option<u64>,
-    /// Whether 2 MiB G-stage leaves may be used.
+    /// True if 2 MiB G-stage leaves may be used.
     pub superpages: bool,
-    /// Whether it is given whole GiB, by one leaf each, before it starts.
+    /// True if it is given whole GiB, by one leaf each, before it starts.
     pub gigapages: bool,
-    /// Whether it has a memory balloon, and if so how many bytes are to go into that from the start; a multiple of 4096.
+    /// The memory balloon, if there is one: the bytes that go into it from the start, a multiple of 4096.
     pub balloon_bytes: Option<u64>,
     /// Its disks, at most [`MAX_DISKS`]: numbers of block devices of the machine ([`crate::disk_serial`]). No other VM has any of them.
     pub disks: Vec<u32>,
@@ -104,32 +103,32 @@ pub struct VmConfig {
     pub shares: Vec<ShareConfig>,
     /// The address of its network card, if it has one. No other VM has the same.
     pub mac: Option<Mac>,
-    /// Whether it has a source of random bytes, which are the host's.
+    /// True if it has a source of random bytes, which are the host's.
     pub rng: bool,
-    /// Whether it has a virtio console beside the UART. Both are its console.
+    /// True if it has a virtio console beside the UART. Both are its console.
     pub virtio_console: bool,
     /// Names of its ports, at most [`MAX_PORTS`], each of 1 to [`MAX_PORT_NAME`] bytes and unlike the others.
     pub ports: Vec<String>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
     pub segments: Vec<Segment>,
-    /// Where the first vCPU starts, with a0 = 0 (its hart id) and a1 = the device tree's address.
+    /// The entry of the first vCPU, with a0 = 0 (its hart id) and a1 = the device tree's address.
     pub entry_gpa: u64,
     /// The initrd that the device tree announces: GPA and length in bytes.
     pub initrd: Option<(u64, u64)>,
     /// The kernel's command line (`/chosen/bootargs`).
     pub bootargs: String,
-    /// What U-Boot runs at once (`/config/bootcmd`), in place of waiting for a key and running what it was built with. `None`: it
-    /// does that, and whatever else is booted never asks.
+    /// The command that U-Boot runs at once (`/config/bootcmd`), in place of waiting for a key and running what it was
+    /// built with. `None`: U-Boot does that. Other payloads ignore it.
     pub boot_command: Option<String>,
     /// `/chosen/rng-seed`; empty for none.
     pub rng_seed: Vec<u8>,
-    /// It goes on from a snapshot: an encoded [`crate::snapshot::State`]. Its RAM are the segments then, and it has no kernel to start
-    /// from.
+    /// The snapshot that the VM continues from: an encoded [`crate::snapshot::State`]. Its RAM are the segments then,
+    /// and it has no kernel to start from.
     pub restore: Option<Bytes>,
 }
 
 impl VmConfig {
-    /// Whether all of so many bytes from that GPA on are RAM.
+    /// Returns whether all of so many bytes from that GPA on are RAM.
     #[must_use]
     pub fn has_ram(&self, gpa: u64, bytes: u64) -> bool {
         let Some(offset) = gpa.checked_sub(GUEST_RAM_BASE) else { return false };
@@ -157,13 +156,13 @@ pub const fn default_shadow_bytes(memory_bytes: u64) -> u64 {
 /// A piece of an image in a VM's RAM: mapped read-only and shared, copied when written.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Segment {
-    /// Where it stands in guest RAM; page-aligned.
+    /// The GPA; page-aligned.
     pub gpa: u64,
-    /// Where its bytes start in the bundle; page-aligned.
+    /// The offset in the bundle; page-aligned.
     pub offset: u64,
     /// Length in bytes, more than 0. The bundle holds zeros up to the next page boundary.
     pub bytes: u64,
-    /// What it is, for messages: `kernel`, `initrd`.
+    /// The name for messages: `kernel`, `initrd`.
     pub label: String,
 }
 
@@ -203,13 +202,13 @@ impl MmuMode {
         }
     }
 
-    /// Whether it works on harts without the H extension.
+    /// Returns whether it works on harts without the H extension.
     #[must_use]
     pub const fn works_without_h(self) -> bool {
         !matches!(self, Self::Nested | Self::Adaptive)
     }
 
-    /// Whether the fast lane may serve its guests: their fences by address, and changes of the address space.
+    /// Returns whether the fast lane may serve its guests: their fences by address, and changes of the address space.
     #[must_use]
     pub const fn has_lane(self) -> bool {
         matches!(self, Self::Lazy | Self::Steered | Self::Adaptive)
@@ -242,7 +241,7 @@ impl core::fmt::Display for UnknownMode {
 
 impl core::error::Error for UnknownMode {}
 
-/// How the guests' consoles share the UART.
+/// The way in which the guests' consoles share the UART.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum ConsoleMode {
     /// One console is attached at a time; an escape key switches. See `docs/console.md`.
@@ -252,7 +251,7 @@ pub enum ConsoleMode {
     Lines,
 }
 
-/// Why a bundle cannot be used.
+/// The reason for which a bundle cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BundleError {
     /// Shorter than its header, or than the header says.
@@ -262,7 +261,7 @@ pub enum BundleError {
         /// Bytes that are needed.
         need: u64,
     },
-    /// It does not start with [`MAGIC`].
+    /// The bundle does not start with [`MAGIC`].
     NotABundle,
     /// Made by another version.
     Version(u32),
@@ -288,7 +287,7 @@ impl Config {
     ///
     /// # Errors
     /// [`BundleError`] for anything that is not a whole bundle of this version. The configuration's
-    /// own promises (ranges, alignment) are *not* checked here: whoever uses a value checks it.
+    /// own promises (ranges, alignment) are *not* checked here: the user of a value checks it.
     pub fn parse(bundle: &[u8]) -> Result<Self, BundleError> {
         let have = bundle.len() as u64;
         let word = |at: usize| -> Option<u32> { Some(u32::from_le_bytes(bundle.get(at..at + 4)?.try_into().ok()?)) };

@@ -1,6 +1,6 @@
-//! What crosses a boundary: the bundle of VM images that the command line hands to the hypervisor,
-//! the records that the hypervisor prints for programs to read, what both say on the control channel, snapshots of VMs, the page that a
-//! kernel may share with it, and the reports of test guests.
+//! Formats that cross a boundary: the bundle of VM images that the command line hands to the hypervisor, the records
+//! that the hypervisor prints for programs to read, the messages of the control channel, snapshots of VMs, the page
+//! that a kernel may share with it, and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// Whether it is no card's, but a group's: so is the one of all.
+    /// Returns whether it is no card's, but a group's: so is the one of all.
     #[must_use]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether a card can have it: it is no group's, and not nothing.
+    /// Returns whether a card can have it: it is no group's, and not nothing.
     #[must_use]
     pub const fn is_card(self) -> bool {
         !self.is_group() && !matches!(self.0, [0, 0, 0, 0, 0, 0])

@@ -26,12 +26,12 @@ pub enum Record {
     Halt,
     /// Gnomon itself failed: a bug, or a machine it cannot run on. The last record.
     Failed {
-        /// What happened.
+        /// The message.
         message: String,
     },
 }
 
-/// Where and as what Gnomon runs.
+/// The machine and the seat that Gnomon runs in.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Boot {
     /// Gnomon's version.
@@ -44,16 +44,16 @@ pub struct Boot {
     pub g_stage: String,
 }
 
-/// How a VM ended.
+/// The end of a VM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmEnd {
     /// The VM's name.
     pub vm: String,
-    /// Why.
+    /// The reason.
     pub reason: EndReason,
 }
 
-/// Why a VM ended.
+/// The reason for a VM's end.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
@@ -63,12 +63,12 @@ pub enum EndReason {
     SystemFailure,
     /// Gnomon stopped it; the message says what the guest did.
     Killed {
-        /// What the guest did, and where.
+        /// The guest's deed, and its place.
         message: String,
     },
-    /// It could not be started; the message says why.
+    /// The VM could not be started; the message has the reason.
     NotStarted {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What test guests print on their console, a line each.
+//! Lines that test guests print on their console.
 
 /// Starts a line that says a named check passed.
 pub const PASS: &str = "gnomon-test: PASS ";

@@ -24,30 +24,31 @@ pub const VERSION: u32 = 1;
 /// address spaces needs no fence by itself.
 pub const TAGGED: u32 = 1;
 
-/// Where the kernel's version is.
+/// The offset of the kernel's version.
 pub const GUEST_VERSION_AT: u64 = 0;
-/// Where Gnomon's version is.
+/// The offset of Gnomon's version.
 pub const HOST_VERSION_AT: u64 = 4;
-/// Where the size is.
+/// The offset of the size.
 pub const SIZE_AT: u64 = 8;
-/// Where the flags are.
+/// The offset of the flags.
 pub const FLAGS_AT: u64 = 12;
-/// Where the number of places is.
+/// The offset of the number of places.
 pub const PLACES_AT: u64 = 16;
-/// Where the places begin.
+/// The offset of the first place.
 pub const FIRST_PLACE_AT: u64 = 64;
 /// Bytes of a place.
 pub const PLACE_BYTES: u64 = 16;
 /// Most places that there are. None where the lane changes no roots.
 pub const MOST_PLACES: usize = 64;
 
-/// How much of the page is shared with so many places.
+/// The size of the shared part of the page, with so many places.
 #[must_use]
 pub const fn bytes(places: usize) -> u64 {
     FIRST_PLACE_AT + places as u64 * PLACE_BYTES
 }
 
-/// How many places a kernel gets that says so: none if there is no room for one, or if it is more than a page.
+/// The number of places for a kernel that names this size: none if there is no room for one, or if it is more than a
+/// page.
 #[must_use]
 pub const fn places(size: u32) -> Option<usize> {
     const PAGE: u64 = 4096;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// What a tunable's value is.
+/// The kind of a tunable's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `on` or `off`, kept as 1 and 0.
@@ -16,11 +16,11 @@ pub enum Kind {
 pub struct Tunable {
     /// Its name.
     pub name: &'static str,
-    /// What its value is.
+    /// The kind of its values.
     pub kind: Kind,
-    /// Its value if nobody sets it.
+    /// The value that it has if it is not set.
     pub default: u64,
-    /// What it does, in one line.
+    /// The description, in one line.
     pub about: &'static str,
 }
 
@@ -46,7 +46,7 @@ macro_rules! tunables {
 tunables! {
     /// 2 MiB leaves.
     Superpages = "superpages", Kind::Switch, 1, "2 MiB at once where a VM's memory allows it; of VMs that start from now on";
-    /// Who keeps A and D of the G-stage.
+    /// Hardware's A and D of the G-stage.
     HardwareAd = "hardware-ad", Kind::Switch, 0, "A and D of nested guests' memory are the hardware's; of VMs that start from now on";
     /// D by faults for all pages.
     FaultD = "fault-d", Kind::Switch, 0, "D by faults for all memory, not only for pages that came back; of VMs that start from now on";
@@ -64,13 +64,13 @@ tunables! {
     Track = "track", Kind::Switch, 1, "tables of steered guests that stay as they are become quiet, and fences leave them out; of VMs that start from now on";
     /// Coalescing.
     Coalesce = "coalesce", Kind::Switch, 1, "512 pages of 4 KiB of a guest's on steered tables that agree get one leaf of 2 MiB, and are moved together for it";
-    /// What that may cost.
+    /// The cost that coalescing may have.
     CoalesceShare = "coalesce-share", Kind::Number(900), 300, "thousandths of its time that a vCPU may take for looking for such pages and moving them";
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
-    /// What a steered root may cost.
+    /// The cost that a steered root may have.
     AdaptShare = "adapt-share", Kind::Number(1000), 20, "thousandths of its time that a vCPU in mode adaptive may take for the traps of a steered root; beyond, the root goes nested";
-    /// How often it is looked what roots cost.
+    /// The time between looks at the cost of roots.
     AdaptLook = "adapt-look", Kind::Number(1_000_000), 5000, "microseconds until a vCPU in mode adaptive is looked at; while nothing changes, up to 16 times as long; 0: at least 100";
     /// A choice without reason, for tests.
     AdaptAtRandom = "adapt-at-random", Kind::Switch, 0, "in mode adaptive roots are nested or steered at random: a test of the changes between them";
@@ -78,18 +78,18 @@ tunables! {
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.
     UnmapAtRandom = "unmap-at-random", Kind::Number(4096), 0, "pages that are made idle each millisecond, at random: a test of everything that faults";
-    /// How many ids there are, for tests.
+    /// The number of id bits, for tests.
     IdBits = "id-bits", Kind::Number(16), 16, "bits that VMIDs and ASIDs have, where harts have more: a test of what runs out; from the start only";
 }
 
 /// A setting that cannot be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SettingError<'a> {
-    /// It is not `name=value`.
+    /// The text is not `name=value`.
     NoValue(&'a str),
     /// There is no such tunable.
     Unknown(&'a str),
-    /// It cannot have that value.
+    /// The tunable cannot have that value.
     Value(&'static Tunable, &'a str),
 }
 

@@ -50,7 +50,7 @@ macro_rules! csrs {
                 unsafe { asm!(concat!("csrc ", stringify!($name), ", {}"), in(reg) bits, options(nostack)) };
             }
 
-            /// Whether this hart has the register: reads it with the trap vector behind the read.
+            /// Returns whether this hart has the register, by reading it with the trap vector behind the read.
             ///
             /// # Safety
             /// M mode, with interrupts disabled. Overwrites the trap CSRs and `mstatus.MPP` where there

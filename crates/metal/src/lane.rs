@@ -28,8 +28,8 @@ use core::mem::offset_of;
 use rv::context::token;
 use rv::{BriefExits, Context, FenceLog, Gva, Lane, LaneRoot, LaneRoots, LaneSync};
 
-/// What stands at the front of a guest vector, after the exchange of a0 and the scratch register, up to the
-/// jump. Without a match it goes on with t4 to t6 saved, at label 2.
+/// The front of a guest vector, after the exchange of a0 and the scratch register, up to the jump. Without a match it
+/// continues with t4 to t6 saved, at label 2.
 macro_rules! front {
     ($full:literal, $roots:literal, $reads:literal, $cause:literal, $tval:literal, $fence_cause:literal, $status:literal,
      $mode_to_top:literal) => {

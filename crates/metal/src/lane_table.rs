@@ -1,4 +1,5 @@
-//! Where the lane's blocks of code begin ([`crate::lane`]), by the way out of the guest, by what they do, and by the format.
+//! The entry points of the lane's blocks of code ([`crate::lane`]), by the way out of the guest, by what they do, and
+//! by the format.
 
 use rv::Format;
 
@@ -52,12 +53,12 @@ pub enum Way {
     SupervisorToMachine,
 }
 
-/// What becomes of the entry that a fence is about.
+/// The lane's effect on the entry of the fenced address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
-    /// It is invalid until the next access.
+    /// Invalid until the next access.
     Invalidate,
-    /// It is brought in step with the guest's.
+    /// Synchronised with the guest's entry.
     Sync,
 }
 

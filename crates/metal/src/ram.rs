@@ -55,7 +55,7 @@ fn unaligned(at: Addr<Hpa>) -> ! {
     panic!("unaligned word access to {at}")
 }
 
-/// Whether one of the words at these offsets from one address is not what stands there from another.
+/// Compares the words at these offsets from two addresses: 1 if one of them differs, else 0.
 macro_rules! any_differs {
     ($one:ident, $other:ident, $offsets:literal) => {{
         let mut differs = 1u64;
@@ -367,17 +367,17 @@ unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) -> usize {
 /// Bytes that the boot loader left in RAM, such as the device tree or the bundle.
 ///
 /// # Safety
-/// `[start, start + bytes)` is RAM that nobody writes and no Rust object occupies, for ever.
+/// `[start, start + bytes)` is RAM that is never written again and that no Rust object occupies.
 #[must_use]
 pub unsafe fn boot_bytes(start: Addr<Hpa>, bytes: usize) -> &'static [u8] {
     // SAFETY: by the caller's promise.
     unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(start.raw() as usize), bytes) }
 }
 
-/// RAM as words that are changed by atomic steps only. They hold whatever was there.
+/// RAM as words that are changed by atomic steps only. Their initial values are arbitrary.
 ///
 /// # Safety
-/// `[start, start + bytes)` is RAM that nobody else uses, for ever.
+/// `[start, start + bytes)` is RAM without any other user, for ever.
 ///
 /// # Panics
 /// If `start` is not a multiple of 4.

@@ -319,7 +319,7 @@ pub unsafe fn enter_virtual_from_machine(context: *mut Context) -> ! {
     unsafe { gnomon_m_to_vs_first(context) }
 }
 
-/// The same from HS mode; see [`enter_virtual_from_machine`].
+/// Enters VS or VU mode from HS mode; see [`enter_virtual_from_machine`].
 ///
 /// # Safety
 /// Payload seat only; with `sstatus.SPP`.
@@ -328,8 +328,7 @@ pub unsafe fn enter_virtual_from_supervisor(context: *mut Context) -> ! {
     unsafe { gnomon_hs_to_vs(context) }
 }
 
-/// The same from M mode into S or U mode, on a hart without the H extension; see
-/// [`enter_virtual_from_machine`].
+/// Enters S or U mode from M mode, on a hart without the H extension; see [`enter_virtual_from_machine`].
 ///
 /// # Safety
 /// Firmware seat only. `mstatus.MPP` says the guest's privilege and is not M; `mstatus.TVM` is set; the

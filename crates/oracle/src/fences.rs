@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The number of a hart, from 0.
 pub type Hart = usize;
 
-/// What must not happen.
+/// A violation of the model's rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Violation {
     /// A frame was freed that a hart may still reach, through a translation or as a table.
@@ -52,7 +52,7 @@ type Leaves = Vec<(u64, Target)>;
 /// Tables by frame.
 type Tables = Vec<(u64, Place)>;
 
-/// Where a table stands: its level, and the first guest page below it.
+/// The position of a table: its level, and the first guest page below it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Place {
     level: u32,
@@ -63,7 +63,7 @@ struct Place {
 struct HartState {
     /// The root is in its `hgatp`: it may walk the table at any time.
     is_attached: bool,
-    /// It may use what the table says: it is attached, or was, and has not fenced everything since.
+    /// The hart may use the table's contents: it is attached, or was, and has not fenced everything since.
     may_use_table: bool,
     leftovers: BTreeSet<(u64, Target)>,
     orphans: BTreeSet<(u64, Place)>,
@@ -77,9 +77,9 @@ pub struct FenceModel {
     harts: Vec<HartState>,
     /// The tables linked now, by frame (a G-stage root is four frames).
     linked: BTreeMap<u64, Place>,
-    /// What the table says now, by guest page.
+    /// The table's present mappings, by guest page.
     current: BTreeMap<u64, Target>,
-    /// How often each frame occurs in `current`.
+    /// The number of times that each frame occurs in `current`.
     uses: BTreeMap<u64, usize>,
     violation: Option<Violation>,
 }
@@ -157,7 +157,7 @@ impl FenceModel {
         }
     }
 
-    /// Whether all was well so far.
+    /// Returns the verdict so far.
     ///
     /// # Errors
     /// The first violation.
@@ -165,13 +165,13 @@ impl FenceModel {
         self.violation.map_or(Ok(()), Err)
     }
 
-    /// How many frames the table's pages take now, the root's included.
+    /// The number of frames that the table's pages take now, the root's included.
     #[must_use]
     pub fn table_count(&self) -> usize {
         self.linked.len()
     }
 
-    /// Whether `frame` holds a table that the root leads to now, or is part of the root.
+    /// Returns whether `frame` holds a table that the root leads to now, or is part of the root.
     #[must_use]
     pub fn is_linked(&self, frame: Pfn<Hpa>) -> bool {
         self.linked.contains_key(&frame.raw())
@@ -281,7 +281,7 @@ impl FenceModel {
     }
 }
 
-/// Whether the table allows all that a translation does, of the same frame.
+/// Returns whether the table allows all that a translation does, of the same frame.
 fn justified(current: Option<&Target>, (frame, perms): Target) -> bool {
     current.is_some_and(|(now, allowed)| *now == frame && perms & !allowed == 0)
 }

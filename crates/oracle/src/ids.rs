@@ -58,7 +58,7 @@ impl IdModel {
         tlb.tags.extend(tlb.running.map(|(owner, id)| (id, owner)));
     }
 
-    /// Whether the hart runs a guest.
+    /// True while the hart runs a guest.
     #[must_use]
     pub fn is_running(&self, hart: Hart) -> bool {
         self.harts[hart].running.is_some()

@@ -4,7 +4,7 @@ use crate::machine::Machine;
 use rv::{Format, Hpa, Pfn};
 use std::collections::BTreeMap;
 
-/// Where an input page leads, and how.
+/// The output of an input page: a page and its rights.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Mapping {
     /// The output page's number.
@@ -16,7 +16,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Whether stores are allowed.
+    /// Returns whether stores are allowed.
     #[must_use]
     pub const fn is_writable(&self) -> bool {
         self.flags & 4 != 0

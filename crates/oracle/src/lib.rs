@@ -1,4 +1,4 @@
-//! What the engines are judged by: tests only.
+//! Models that judge the engines: tests only.
 //!
 //! Everything here is written straight from the rules of the privileged specification, by bit
 //! arithmetic on plain numbers, slow and flat. It never calls `mmu` and never uses `rv`'s decoder of

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::ops::Range;
 
 const WORDS: usize = 512;
-/// What each word of a frame is before anybody writes it. Not zero, so that a forgotten clearing
-/// shows; and, in a table of level 0 or 1, a legal leaf that allows everything.
+/// The value of each word of a frame before its first write. Not zero, so that a forgotten clearing shows; and, in a
+/// table of level 0 or 1, a legal leaf that allows everything.
 pub const GARBAGE: u64 = 0x5_5555_5e00 << 10 | 0xdf;
 
 /// The words of a frame.
@@ -17,9 +17,9 @@ static UNTOUCHED: Words = [GARBAGE; WORDS];
 /// A frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Frame {
-    /// It does not exist.
+    /// A frame that does not exist.
     Absent,
-    /// Nobody has written there.
+    /// A frame without a write so far.
     Untouched,
     Written(Box<Words>),
 }
@@ -35,7 +35,8 @@ struct Region {
 /// test, and panics.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Machine {
-    /// They do not overlap. There are few: random tests look for frames more than they do anything else.
+    /// The regions of RAM, which do not overlap. There are few: random tests look for frames more than they do anything
+    /// else.
     regions: Vec<Region>,
     reads: Cell<u64>,
 }
@@ -100,7 +101,7 @@ impl Machine {
         &mut region.frames[place]
     }
 
-    /// How many 8-byte reads there have been: the memory references of walks.
+    /// The number of 8-byte reads so far: the memory references of walks.
     #[must_use]
     pub fn read_count(&self) -> u64 {
         self.reads.get()
@@ -219,7 +220,7 @@ impl PhysMem for Machine {
     }
 }
 
-/// So many bytes at an address, taken apart where a frame ends.
+/// Splits `length` bytes at an address at the ends of frames.
 fn pieces(at: Addr<Hpa>, length: usize) -> impl Iterator<Item = Range<usize>> {
     const FRAME: usize = 8 * WORDS;
     let first = FRAME - at.page_offset() as usize;

@@ -1,4 +1,4 @@
-//! What a hart does with an address, step by step.
+//! The effect of a hart's access to an address, step by step.
 //!
 //! The rules are those of the privileged specification's "Virtual Address Translation Process" and
 //! "Two-Stage Address Translation"; each line that obeys one names it. Everything is a number here,
@@ -24,10 +24,10 @@ impl Words for Machine {
     }
 }
 
-/// Who sets A and D.
+/// The setter of A and D bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ad {
-    /// Svade: nobody; it is a page fault.
+    /// Svade: a page fault takes the place of the update.
     Fault,
     /// Svadu: the hardware.
     Hardware,
@@ -40,7 +40,7 @@ pub struct Table {
     pub levels: u32,
     /// The address of the root table.
     pub root: u64,
-    /// Who sets A and D.
+    /// The setter of A and D bits.
     pub ad: Ad,
     /// Svnapot is implemented.
     pub svnapot: bool,
@@ -58,7 +58,7 @@ pub struct Context {
     pub g: Option<Table>,
     /// The kind of access.
     pub access: Access,
-    /// Whether the privilege is VU (else VS).
+    /// True for VU, false for VS.
     pub user: bool,
     /// `vsstatus.SUM`.
     pub sum: bool,
@@ -84,7 +84,7 @@ pub struct Raised {
 /// The physical address, or the trap.
 pub type Outcome = Result<u64, Raised>;
 
-/// Why a translation stops.
+/// The reason for which a translation stops.
 enum Stop {
     /// A page fault of the VS-stage.
     Page,
@@ -94,7 +94,7 @@ enum Stop {
     Access,
 }
 
-/// What the leaf of a stage is asked for.
+/// The rights that an access needs of a stage's leaf.
 struct Need {
     access: Access,
     user: bool,
@@ -207,7 +207,7 @@ enum Step {
     },
 }
 
-/// What one entry of level `i` means for the access.
+/// The meaning of one entry of level `i` for the access.
 fn step(pte: u64, i: u32, va: u64, table: &Table, need: &Need) -> Step {
     let bit = |n: u32| pte >> n & 1 == 1;
     let (v, r, w, x, u, a, d) = (bit(0), bit(1), bit(2), bit(3), bit(4), bit(6), bit(7));

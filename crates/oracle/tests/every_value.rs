@@ -1,4 +1,4 @@
-//! What is small enough to be tried with every value that matters: in place of a proof.
+//! Functions that are small enough to be tried with every value that matters: in place of a proof.
 
 use oracle::Machine;
 use rv::context::FenceLog;
@@ -19,7 +19,7 @@ fn place(insn: u32, x: &[u64; 32]) -> u64 {
     x[(insn >> 15 & 31) as usize].wrapping_add(immediate as i64 as u64)
 }
 
-/// What an operation of `width` bytes makes of the value in memory, as the specification has it.
+/// The result of an operation of `width` bytes on the value in memory, as the specification has it.
 fn performed(insn: u32, old: u64, operand: u64, width: u32) -> Option<u64> {
     let signed = |value: u64| if width == 4 { i64::from(value as i32) } else { value as i64 };
     let unsigned = |value: u64| if width == 4 { u64::from(value as u32) } else { value };

@@ -1,5 +1,5 @@
-//! Answers that somebody else gave: the spec's own examples, and what QEMU 10.0.2 was measured to do
-//! where it follows the spec. An oracle needs a check that is not the engine it judges.
+//! Answers from other sources: the specification's own examples, and what QEMU 10.0.2 was measured to do where it
+//! follows the specification. An oracle needs a check that is not the engine it judges.
 
 use oracle::{Ad, Context, Machine, Outcome, Raised, Table, translate};
 use rv::Access;
@@ -8,7 +8,7 @@ const G_ROOT: u64 = 0x10_0000;
 const VS_ROOT_GPA: u64 = 0x20_0000;
 const DATA_GPA: u64 = 0x30_5000;
 const GVA: u64 = 0x7128;
-/// Where the guest's level-0 entry for `GVA` is: index 7.
+/// The address of the guest's level-0 entry for `GVA`: index 7.
 const VS_LEAF_GPA: u64 = VS_ROOT_GPA + 0x2000 + 8 * 7;
 const HOST: u64 = 0x8000_0000;
 
@@ -131,7 +131,7 @@ fn svadu_sets_a_and_for_stores_d() {
     assert_eq!(rig.machine.peek(HOST + VS_LEAF_GPA), Some(DATA_GPA >> 2 | 0xcf));
 }
 
-/// Where QEMU 10.0.2 differs: it writes the entry all the same.
+/// A difference of QEMU 10.0.2: it writes the entry nevertheless.
 #[test]
 fn svadu_needs_a_page_table_that_is_writable() {
     let mut rig = rig(0x0f);

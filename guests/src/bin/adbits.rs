@@ -46,7 +46,7 @@ fn main() {
     }
 }
 
-/// Where the tree names Svade or Svadu, an access behaves like that.
+/// The device tree's promise: if it names Svade or Svadu, an access behaves accordingly.
 fn promise() -> Check {
     let is_named = board().has("svade") || board().has("svadu");
     let found = AdBits::probe();
@@ -156,7 +156,7 @@ fn cleared(world: &World, level: Level) -> Check {
     Ok(())
 }
 
-/// What does not succeed sets no D.
+/// Accesses that fail set no D.
 fn failed_accesses(world: &World) -> Check {
     let at = TEST_VA;
     let slot = world.space.slot(at, Level::PAGE);
@@ -184,8 +184,8 @@ fn failed_accesses(world: &World) -> Check {
     Ok(())
 }
 
-/// What a kernel does to find pages in use: it clears the bits of many, and later looks which came back.
-/// They are those of the pages that were used, and no others.
+/// A kernel's search for pages in use: it clears the bits of many, and later looks which came back. They are those of
+/// the pages that were used, and no others.
 fn aging(world: &World) -> Check {
     const PAGES: u64 = 128;
     let slot = |page: u64| world.space.slot(TEST_VA + page * PAGE, Level::PAGE);
@@ -219,9 +219,9 @@ fn aging(world: &World) -> Check {
     Ok(())
 }
 
-/// What the other harts do next: a turn's number; 0 ends them.
+/// The next turn of the other harts, as a number; 0 ends them.
 static TURN: AtomicU64 = AtomicU64::new(0);
-/// How many have done it.
+/// The number of harts that have done the turn.
 static DONE: AtomicU64 = AtomicU64::new(0);
 /// The cause of the trap that each met, or 0.
 static FOUND: [AtomicU64; hart::MAX] = [const { AtomicU64::new(0) }; hart::MAX];

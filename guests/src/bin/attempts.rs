@@ -1,6 +1,5 @@
-//! Instructions that are attempted and do not retire, among others that do: loads and stores that fault, and
-//! calls of the firmware. The figure `attempted` is what `instret` says of the region. Under QEMU's `-icount`
-//! that counts attempts in all modes, but for loads and stores that fault: those are added here.
+//! Instructions that are attempted and do not retire, among others that do: loads and stores that fault, and calls of
+//! the firmware.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "instructions that are counted one by one")]

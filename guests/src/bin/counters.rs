@@ -17,7 +17,7 @@ use sbi_spec::base;
 
 guests::entry_point!(main);
 
-/// How often each thing that needs no exit is done.
+/// The rounds of each thing that needs no exit.
 const MANY: u64 = 10_000;
 
 fn main() {
@@ -77,7 +77,7 @@ fn uart_accesses() -> Check {
     Ok(())
 }
 
-/// What hardware does by itself: clocks, fences, CSRs, `satp`, traps from U, page faults.
+/// Work that hardware does by itself: clocks, fences, CSRs, `satp`, traps from U, page faults.
 fn no_exits() -> Check {
     let space = Space::new(&rv::format::SV39, 1);
     let (code, data) = (page(), page());

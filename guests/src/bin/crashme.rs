@@ -1,6 +1,6 @@
-//! Programs of random instructions, in supervisor and in user mode, on pages whose entries change at random. Each ends by a
-//! trap; all that the traps, the registers and the memory come to goes into a digest, which has to be the same wherever the
-//! guest runs. Then programs of random bits, whose end nobody foretells: what is not theirs has to survive them.
+//! Programs of random instructions, in supervisor and in user mode, on pages whose entries change at random. Each ends
+//! by a trap. The results of traps, registers and memory go into a digest, which has to be the same on every machine.
+//! Then programs of random bits, whose end cannot be foretold: the memory that is not theirs has to survive them.
 //!
 //! Boot arguments: a seed (1 if missing), how many programs of each kind (else [`PROGRAMS`]), and for how many milliseconds more
 //! are to follow, of other seeds (else none).
@@ -26,12 +26,12 @@ guests::entry_point!(main);
 const PROGRAMS: u64 = 2000;
 /// Instructions in a program.
 const LENGTH: usize = 32;
-/// Who runs longer has no end of its own: nothing else takes a second.
+/// The time after which a program has no end of its own: no other program takes a second.
 const LONG_MS: u64 = 1000;
-/// How long a program of random bits may run.
+/// The time that a program of random bits may run.
 const SHORT_MS: u64 = 1;
 
-/// Where programs stand: one page for each mode.
+/// The addresses of programs: one page for each mode.
 const CODE: [u64; 2] = [TEST_VA, TEST_VA + 0x1000];
 /// Pages whose entries change.
 const REGION: u64 = TEST_VA + 0x10_000;
@@ -45,7 +45,7 @@ const NOWHERE: u64 = 0x1_0000_0000;
 
 const ECALL: u32 = 0x73;
 const EBREAK: u32 = 0x0010_0073;
-/// What is in memory that no program reaches.
+/// The contents of memory that no program reaches.
 const GUARD: u64 = u64::MAX / 3;
 
 /// The sum over all harts, so that their order does not matter.
@@ -85,7 +85,7 @@ fn more() -> Check {
     Ok(())
 }
 
-/// What a hart has for its programs.
+/// A hart's memory and state for its programs.
 struct World {
     random: Random,
     space: Space,
@@ -242,10 +242,10 @@ impl World {
     }
 }
 
-/// Where the kernel's own state is, and when it is interrupted.
+/// The CSRs of the kernel's own state and of its interrupts.
 const KERNELS: [u32; 7] = [0x100, 0x104, 0x105, 0x140, 0x144, 0x14d, 0x180];
 
-/// Whether an instruction of supervisor mode may take its kernel away: it writes the vector, `sscratch`, `satp`, or what
+/// Returns whether an instruction of supervisor mode may take its kernel away: it writes the vector, `sscratch`, `satp`, or what
 /// interrupts come by, calls the firmware, or waits.
 fn is_fatal(word: u32) -> bool {
     if word & 0x7f != 0x73 {

@@ -124,7 +124,7 @@ fn widths(region: u64, width: u64) -> Check {
     Ok(())
 }
 
-/// Misaligned accesses whose halves lie in two pages that nobody touched yet.
+/// Misaligned accesses whose halves lie in two untouched pages.
 fn across_pages() -> Check {
     let start = fresh(6);
     for i in 1..8u64 {
@@ -215,7 +215,7 @@ fn every_page() -> Check {
     Ok(())
 }
 
-/// What `every_page` wrote is still there; with it, no two pages share a frame.
+/// The contents from `every_page` are kept; with it, no two pages share a frame.
 fn contents_survive() -> Check {
     let (mut pages, mut sum) = (0, 0_u64);
     for (from, to) in board().free_ram() {

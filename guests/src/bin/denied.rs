@@ -1,5 +1,5 @@
-//! Memory that there is for the machine, or for nobody, but not for this guest: reached by each kind of access, by leaves of each size,
-//! across the border of a page, and again after an entry has led to RAM.
+//! Memory of the machine, or of no owner, that is not this guest's: reached by each kind of access, by leaves of each
+//! size, across the border of a page, and again after an entry has led to RAM.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "sstatus")]
@@ -19,7 +19,7 @@ guests::entry_point!(main);
 /// A check in an address space.
 type InSpace = fn(&Space) -> Check;
 
-/// What the space is known by.
+/// The ASID of the space.
 const ASID: u64 = 7;
 /// `amoadd.d a0, a0, (a0)`, `lr.d a0, (a0)`, `ld a0, 0(a0)`, `sd a0, 0(a0)`; and what comes of them. (`sc.d` without a reservation fails,
 /// and need not trap.)

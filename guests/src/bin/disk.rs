@@ -16,7 +16,7 @@ guests::entry_point!(main);
 const DISK: Device = Device(0x1000_2000);
 /// The device has several queues.
 const MQ: u32 = 1 << 12;
-/// Where the configuration says how many.
+/// The address of the number of queues in the configuration.
 const NUM_QUEUES: u64 = DISK.0 + 0x100 + 34;
 /// Most queues.
 const MOST: usize = 8;
@@ -31,9 +31,9 @@ const PAGES: usize = 4 + REQUESTS as usize;
 /// Sectors of the disk that a hart has for itself.
 const SECTORS: u64 = 1024;
 
-/// Where the first queue's pages are.
+/// The address of the first queue's pages.
 static PLACE: AtomicU64 = AtomicU64::new(0);
-/// Whether harts are to stop that disturb others.
+/// True if harts are to stop that disturb others.
 static STOP: AtomicU64 = AtomicU64::new(0);
 
 fn main() {
@@ -55,7 +55,7 @@ fn with(check: impl FnOnce() -> Check) -> Check {
     hart::everywhere(write_and_read)
 }
 
-/// How many queues there are.
+/// The number of queues.
 fn count() -> usize {
     (in32(NUM_QUEUES & !3) >> 16) as usize
 }
@@ -75,7 +75,7 @@ impl Queue {
         Self { number: number as u32, at: PLACE.load(Relaxed) + 4096 * (PAGES * number) as u64 }
     }
 
-    /// That of this hart.
+    /// The queue of this hart.
     fn own() -> Self {
         Self::of(hart::id() as usize % count())
     }
@@ -109,7 +109,7 @@ impl Queue {
         DISK.set(0x050, self.number);
     }
 
-    /// How much was made available and has not come back.
+    /// The number of descriptor chains that were made available and have not been returned.
     fn missing(self) -> u16 {
         get16(self.rings().driver + 2).wrapping_sub(get16(self.rings().device + 2))
     }
@@ -122,7 +122,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether all requests were done.
+    /// Returns whether all requests were done.
     fn is_done(self) -> bool {
         (0..REQUESTS).all(|n| peek(self.header(n) + 16) & 0xff == 0)
     }
@@ -148,7 +148,8 @@ fn identity() -> Check {
     Ok(())
 }
 
-/// What a hart writes by its queue, at a place of the disk that no other one uses, it reads again. In other words each time.
+/// Each hart reads what it has written by its queue, at a place of the disk that no other one uses. In other words each
+/// time.
 fn write_and_read() -> Check {
     /// One hart at a time uses a queue.
     static TURNS: [Mutex<()>; MOST] = [const { Mutex::new(()) }; MOST];

@@ -1,4 +1,4 @@
-//! What a payload finds at its first instruction: registers, CSRs, the device tree, zero RAM.
+//! The machine at a payload's first instruction: registers, CSRs, the device tree, zero RAM.
 #![no_std]
 #![no_main]
 
@@ -127,7 +127,7 @@ fn cpu_nodes() -> Check {
     Ok(())
 }
 
-/// Where both forms are present, they name the same extensions.
+/// Both forms of the ISA string name the same extensions, if both are present.
 fn isa_strings_agree() -> Check {
     let Some(cpu) = tree().cpus().ok().and_then(|c| c.cpus().next()) else { fail!("no cpu") };
     let Some(list) = cpu.property("riscv,isa-extensions") else { return Ok(()) };
@@ -202,7 +202,7 @@ fn plic_node() -> Check {
     Ok(())
 }
 
-/// What the ISA string promises works; Sstc, for one, needs the hypervisor's leave.
+/// Promises of the ISA string hold; Sstc, for one, needs the hypervisor's permission.
 fn isa_is_true() -> Check {
     let reads: [(&str, fn()); 3] = [
         ("sstc", || _ = csr::stimecmp::read()),
@@ -218,7 +218,7 @@ fn isa_is_true() -> Check {
     Ok(())
 }
 
-/// Every doubleword of RAM that belongs to nobody.
+/// Every doubleword of free RAM is zero.
 fn ram_is_zero() -> Check {
     let free: u64 = board().free_ram().map(|(from, to)| to - from).sum();
     ensure!(free + (8 << 20) >= board().ram_bytes, "only {free} of {} bytes of RAM are free", board().ram_bytes);

@@ -103,7 +103,7 @@ fn hypervisor_instructions() -> Check {
     Ok(())
 }
 
-/// What the ISA string says about cache blocks holds: `henvcfg` must let the guest.
+/// Promises of the ISA string about cache blocks hold: `henvcfg` must let the guest.
 fn promised_cbo() -> Check {
     let target = page();
     for (extension, instruction) in [("zicboz", 0x0045_200f), ("zicbom", 0x0015_200f), ("zicbom", 0x0025_200f)] {

@@ -36,7 +36,7 @@ fn main() {
     });
 }
 
-/// What the entries have to say, bit by bit.
+/// The expected bits of the entries.
 type Bits = [u64; PAGES as usize];
 
 fn sample(windows: u64, size: u64, stores: u64) -> Check {

@@ -18,7 +18,7 @@ const COUNT: usize = 1024;
 #[repr(C, align(4096))]
 struct Pages([[u64; WORDS]; COUNT]);
 
-/// What the first word of a page holds, and the last.
+/// The contents of a page's first word and of its last one.
 const fn contents(page: u64) -> [u64; 2] {
     [0x1111_0000_0000 + page, 0x2222_0000_0000 + page * 7]
 }

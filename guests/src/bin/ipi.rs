@@ -241,7 +241,7 @@ fn ping_pong() -> Check {
     Ok(())
 }
 
-/// Everybody sends to everybody; nobody may hang, and after the last IPI nobody misses it.
+/// All harts send to all harts; none may hang, and none misses the last IPI.
 fn storm() -> Check {
     fn shout(_: u64) {
         enable(SSoft.bit());

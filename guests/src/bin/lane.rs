@@ -1,7 +1,4 @@
-//! What a fence or another trap costs: ticks of `time` for many of them, less those for the same loop
-//! without. Under QEMU's `-icount` every instruction advances `time`, whatever mode it is executed in,
-//! and a trapping instruction does not count itself: so the difference is what is executed on the guest's
-//! behalf from the trap to the return; 1 if there is no trap.
+//! The cost of a fence or another trap: ticks of `time` for many of them, less those for the same loop without.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "loops of known instructions")]
@@ -21,7 +18,7 @@ guests::entry_point!(main);
 
 /// Ticks that exits which come with time may take.
 const TIMER: u64 = 100;
-/// How often all pages are gone through.
+/// The number of passes over all pages.
 const ROUNDS: u64 = 16;
 
 /// A function that executes an instruction for each page of the window, at its address in `{at}`, and
@@ -117,7 +114,7 @@ fn measure() -> Check {
     Ok(())
 }
 
-/// What a byte of output costs, through the UART and by the debug console.
+/// The cost of a byte of output, through the UART and by the debug console.
 // Apart, for what its loops come to depends on how they are compiled.
 #[inline(never)]
 fn output() {

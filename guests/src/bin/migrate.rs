@@ -1,6 +1,5 @@
-//! What a hart holds must survive everything a hypervisor does between two of its instructions:
-//! exits, other vCPUs on the same hart, moves to another hart. Every hart works at once; run it with
-//! more vCPUs than harts.
+//! A hart's state survives everything that a hypervisor does between two of its instructions: exits, other vCPUs on the
+//! same hart, moves to another hart. Every hart works at once; run it with more vCPUs than harts.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "registers by assembly, CSR writes")]
@@ -45,7 +44,7 @@ fn main() {
 /// Milliseconds that each check goes on: where four vCPUs share a hart and none gives it away, each has three slices of 10 ms.
 const TIME_MS: u64 = 120;
 
-/// How many things each hart found wrong, and the first of them.
+/// The number of wrong findings of each hart, and the first of them.
 static WRONG: [[AtomicU64; 2]; hart::MAX] = [const { [const { AtomicU64::new(0) }; 2] }; hart::MAX];
 static WORK: spin::Mutex<fn()> = spin::Mutex::new(|| ());
 
@@ -148,7 +147,7 @@ fn integer_registers() {
     });
 }
 
-/// Checks a CSR that nobody but this hart writes.
+/// Checks a CSR that only this hart writes.
 macro_rules! csrs_hold {
     ($($name:ident = $value:expr),* $(,)?) => {{
         // SAFETY: scratch values: no trap is taken while they stand.
@@ -236,7 +235,7 @@ fn float_registers() {
     set_float(0);
 }
 
-/// With FS off every access traps, on every hart, whoever was here before. Odd harts keep it on.
+/// With FS off every access traps, on every hart, after any other vCPU there. Odd harts keep it on.
 fn float_off() {
     if hart::id() % 2 == 1 {
         return float_registers();
@@ -327,8 +326,7 @@ fn stimecmp() {
 /// stval, sip, stimecmp, stopei, satp. Each but the seed and the claim has a check of its own.
 const PARTICULAR: [u32; 11] = [0x015, 0x100, 0x104, 0x105, 0x141, 0x142, 0x143, 0x144, 0x14d, 0x15c, 0x180];
 
-/// Whatever user's or supervisor's CSR can be written keeps what this hart wrote, known to this guest or not: it is nobody
-/// else's.
+/// Any user's or supervisor's CSR that can be written keeps this hart's value, even if this guest does not know it.
 fn every_csr() {
     static CODE: spin::Once<&[Page]> = spin::Once::new();
     let code = &CODE.call_once(|| pages(hart::MAX))[hart::id() as usize];

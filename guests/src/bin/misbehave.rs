@@ -77,7 +77,7 @@ fn trap_loop(vector: u64) {
     }
 }
 
-/// The same within the guest's own page tables: page faults that no hypervisor sees.
+/// A loop of traps within the guest's own page tables: page faults that no hypervisor sees.
 fn trap_loop_inside() {
     let space = Space::new(&rv::format::SV39, 0);
     space.enter();
@@ -138,7 +138,7 @@ fn wild_sbi() -> Check {
     ensure_guard(guard)
 }
 
-/// Pages that nobody has a reason to write.
+/// Pages without a reason to be written.
 fn guard_pages() -> [&'static Page; 4] {
     let guard = [page(), page(), page(), page()];
     guard.iter().flat_map(|page| &page.0).enumerate().for_each(|(i, slot)| slot.store(!(i as u64), Relaxed));
@@ -307,7 +307,7 @@ fn mmio_wild() -> Check {
     Ok(())
 }
 
-/// Nobody is left to start anybody.
+/// Stops all harts: none is left to start another one.
 fn stop_all_harts() {
     fn job(_: u64) {}
     let others = board().other_harts().try_for_each(|other| hart::start(other, job, 0));

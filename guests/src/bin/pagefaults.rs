@@ -239,7 +239,7 @@ fn ensure_user_trap((user, trap): (User, Trap), cause: u64, tval: u64, what: &st
     Ok(())
 }
 
-/// An ecall from U is the guest kernel's: all registers arrive, nobody takes it for an SBI call.
+/// An ecall from U goes to the guest's kernel: all registers arrive, and no SBI call is made.
 fn user_ecall(world: &World) -> Check {
     world.code.fill([0x73, 0x73].map(u32::to_le_bytes).as_flattened());
     for eid in [0x10_u64, 0x5352_5354, 0x4442_434e, 8] {

@@ -1,5 +1,5 @@
-//! Instructions that trap to the hypervisor leave all registers as they are, but for those that they are to change: each is executed
-//! with random numbers in all 31.
+//! Instructions that trap to the hypervisor leave all registers as they are, except the ones that they change: each is
+//! executed with random numbers in all 31.
 #![no_std]
 #![no_main]
 
@@ -84,7 +84,8 @@ fn random_registers(random: &mut Random) -> Registers {
     core::array::from_fn(|n| if n == 0 { 0 } else { random.any_bits() })
 }
 
-/// Executes it, and looks: but for those that are to change, with what they are to be.
+/// Executes an instruction, and compares all registers. Those in `changed` have the values given there, all others
+/// their old ones.
 fn check(name: &str, execute: extern "C" fn(&mut Registers), registers: Registers, changed: &[(usize, u64)]) -> Check {
     let mut found = registers;
     execute(&mut found);

@@ -194,21 +194,21 @@ const REMOTE: [(&str, How); 7] = [
 
 /// `satp` for watchers.
 static WATCH_SATP: AtomicU64 = AtomicU64::new(0);
-/// What watchers are to do: a sequence number; 0 ends them.
+/// The watchers' turn, as a sequence number; 0 ends them.
 static TURN: AtomicU64 = AtomicU64::new(0);
-/// How many watchers have done their turn.
+/// The number of watchers that have done their turn.
 static DONE: AtomicU64 = AtomicU64::new(0);
-/// What a watcher does each turn.
+/// The watchers' job in each turn.
 static WORK: AtomicU64 = AtomicU64::new(LOAD);
-/// What each watcher found.
+/// The finding of each watcher.
 static FOUND: [AtomicU64; hart::MAX] = [const { AtomicU64::new(0) }; hart::MAX];
 
 const LOAD: u64 = 0;
 const STORE: u64 = 1;
 const CALL: u64 = 2;
 
-/// A watcher keeps translations warm and, each turn, says what it finds: without a call to anybody,
-/// so that only the fence can have told it of a change.
+/// A watcher keeps translations warm and reports, in each turn, what it finds. It makes no calls, so that only the
+/// fence can have told it of a change.
 #[expect(unsafe_code, reason = "satp")]
 fn watch(code: u64) {
     let satp = WATCH_SATP.load(SeqCst);
@@ -323,7 +323,7 @@ fn remote_permissions(test: &Test) -> Check {
 
 /// Spaces between which harts change without a fence, each with an ASID of its own; of two the lower bits are the same.
 const CHANGING: [u64; 4] = [8, 9, 8 | 1 << 8, 0];
-/// How many times each has been made to show the other page, and how many of those every hart knows of.
+/// The number of changes of each page's mapping, and the number of those that every hart knows of.
 static MADE: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
 static KNOWN: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
 static SATPS: [AtomicU64; CHANGING.len()] = [const { AtomicU64::new(0) }; CHANGING.len()];
@@ -422,7 +422,7 @@ fn own_tables_on_every_hart(test: &Test) -> Check {
     Ok(())
 }
 
-/// A millisecond's WFI: a chance for the hypervisor to run somebody else here.
+/// A millisecond's WFI: a chance for the hypervisor to run another vCPU here.
 fn sleep_a_little() {
     let end = metal::time() + board().ticks(1);
     sbi::set_timer(end);
@@ -474,7 +474,7 @@ fn bad_function() -> Check {
 
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Everybody fences everybody at once: nobody may wait for ever for somebody who waits.
+/// All harts fence all harts at once: no hart may wait for ever for one that waits.
 fn crossfire() -> Check {
     fn job(_: u64) {
         for turn in 0..60 {

@@ -24,15 +24,15 @@ guests::entry_point!(main);
 
 /// Address spaces of each hart: more than the paper's four places, and than one pair of the lane's.
 const SPACES: usize = 12;
-/// What each hart does in them, where the boot arguments name no number.
+/// The number of changes that each hart makes, if the boot arguments name none.
 const STEPS: u64 = 1500;
 /// Each space's own page, and what it changes to lead to another.
 const OWN: u64 = TEST_VA;
 const CHANGES: u64 = TEST_VA + PAGE_BYTES;
-/// Where marks are in those pages.
+/// The offset of marks in those pages.
 const MARK: usize = 77;
 
-/// How often the page had the root that a kernel changed to, and had not.
+/// The number of changes to roots that the page had, and to roots that it had not.
 static FOUND: AtomicU64 = AtomicU64::new(0);
 static MISSED: AtomicU64 = AtomicU64::new(0);
 
@@ -144,7 +144,7 @@ struct Process {
     tables: Tables,
 }
 
-/// What its root leads to.
+/// The tables below a root.
 struct Tables {
     mark: u64,
     others: [&'static Page; 2],
@@ -349,7 +349,8 @@ fn no_longer() -> Check {
     Ok(())
 }
 
-/// The page is a table in use: a kernel that errs so has what the table then says, and nobody else has anything of it.
+/// The page is a table in use. A kernel that makes this mistake gets what the table then says, and no other VM is
+/// affected.
 fn in_a_table() -> Check {
     let spaces: [_; 2] = core::array::from_fn(|_| Space::new(&SV39, 0));
     let table = &ram::pages(1)[0];

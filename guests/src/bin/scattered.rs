@@ -22,14 +22,14 @@ const PAGES: u64 = 1024;
 const ASID: u64 = 9;
 const OTHER: u64 = 10;
 const USER: PteFlags = RW.union(PteFlags::U);
-/// How long it takes until pages are moved, in milliseconds, with much to spare.
+/// The time until pages are moved, in milliseconds, with much to spare.
 const LONG: u64 = 400;
 
-/// What a hart has.
+/// The state of a hart.
 struct Scattered {
     space: Space,
     pages: &'static [Page],
-    /// How often each page was written.
+    /// The number of writes to each page.
     rounds: Cell<u64>,
 }
 
@@ -179,7 +179,7 @@ impl Scattered {
         self.all_are_there("where they were before")
     }
 
-    /// What leads to a table changes.
+    /// The pointer to a table changes.
     fn take_table_away(&self) -> Check {
         let slot = self.space.slot(address(0), Level::MEGA);
         let table = slot.swap(0, Relaxed);
@@ -192,12 +192,12 @@ impl Scattered {
     }
 }
 
-/// Where page `n` is.
+/// The address of page `n`.
 const fn address(n: u64) -> u64 {
     TEST_VA + n * PAGE
 }
 
-/// What it holds after so many rounds.
+/// The page's contents after so many rounds.
 const fn value(n: u64, round: u64) -> u64 {
     round << 16 | n
 }

@@ -24,7 +24,7 @@ const CALLS: u64 = 20_000;
 const WARM_UP: u64 = 800;
 /// Tables that the kernel has for one page, which it maps again and again.
 const TABLES: u64 = 1000;
-/// So many of them it uses at each call to warm up, a few calls long: nothing that is used is left to be found.
+/// The number of tables that each call of the warm-up uses, so that nothing that is used is left to be found.
 const AT_ONCE: u64 = 25;
 
 /// The user's program, its data, and where those tables are for.
@@ -47,22 +47,23 @@ fn main() {
     }
 }
 
-/// How many tables have been changed; how many of those the other hart has seen, and what it found by the last one; its fences; and the
-/// kernel's `satp`.
+/// The number of changed tables; the number of those that the other hart has seen, and what it found by the last one;
+/// its fences; and the kernel's `satp`.
 static CHANGED: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
 static FOUND: AtomicU64 = AtomicU64::new(0);
 static FENCES: AtomicU64 = AtomicU64::new(0);
 static SATP: AtomicU64 = AtomicU64::new(0);
-/// What the page has that the changed tables map.
+/// The contents of the page that the changed tables map.
 const MARK: u64 = 0x600d_600d;
 /// Fences after which all is quiet again.
 const CALM: u64 = 120;
 /// Tables that are changed.
 const CHANGES: u64 = 200;
 
-/// One hart writes tables which nobody has written for long, and says so. The other, which does nothing but fences, has to see each
-/// after the first fence that follows: also where that fence would have had nothing to do a moment before.
+/// One hart writes tables that have not been written for long, and says so. The other, which does nothing but fences,
+/// has to see each after the first fence that follows: also where that fence would have had nothing to do a moment
+/// before.
 fn told_by_another() -> Check {
     let kernel = Kernel::new();
     SATP.store(kernel.space.satp(), SeqCst);
@@ -143,7 +144,7 @@ impl Kernel {
         Self { space, user, shared }
     }
 
-    /// Where it has the page once more, by a table for that alone.
+    /// The address of the page's second mapping, by a table for that alone.
     fn again(number: u64) -> u64 {
         AGAIN + (number << Level::MEGA.shift())
     }
@@ -160,7 +161,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// The same without any change.
+    /// A call without any change of the address space.
     fn plain_call(user: &mut User, number: u64) -> Check {
         let trap = user.run();
         ensure_eq!((trap.cause, user.x[10]), (ECALL_U, number), "cause and a0 of plain call {number}");

@@ -23,7 +23,7 @@ const G: [Option<&Format>; 4] = [None, Some(&SV39X4), Some(&SV48X4), Some(&SV57X
 /// Pages that are loaded from, once each.
 const PAGES: u64 = 64;
 const MEGA: u64 = 2 << 20;
-/// Where RAM begins.
+/// The first address of RAM.
 const RAM: u64 = 0x8000_0000;
 
 fn main() {

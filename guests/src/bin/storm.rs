@@ -15,12 +15,12 @@ use sbi_spec::{rfnc, srst};
 guests::entry_point!(main);
 
 const PAGE: u64 = 4096;
-/// Where the board has nothing.
+/// An address without a device.
 const HOLE: u64 = 0x5000_0000;
-/// How long a life lasts when it is rebooting that makes the storm, in milliseconds.
+/// The time of a life, in milliseconds, if the storm consists of reboots.
 const LIFE_MS: u64 = 2;
 
-/// The next page of RAM that nobody has touched.
+/// The next untouched page of RAM.
 static FRESH: AtomicU64 = AtomicU64::new(0);
 
 fn main() {
@@ -69,7 +69,7 @@ fn is_hsm(moment: Moment) -> bool {
     matches!(moment, Moment::Storm(index) if STORMS[index].0 == Storm::Hsm)
 }
 
-/// Follows the schedule. While it says HSM the other harts are stopped, but for what the boot hart does to them.
+/// Follows the schedule. While it says HSM the other harts are stopped, except for what the boot hart does to them.
 fn blow(_: u64) {
     let is_boot_hart = hart::id() == board().boot_hart;
     schedule::tick();

@@ -14,14 +14,14 @@ use rv::{Interrupt, PteFlags};
 
 guests::entry_point!(main);
 
-/// How long timed attacks last where the boot arguments do not say: two looks of whoever watches once a second.
+/// The time of timed attacks if the boot arguments do not say: two looks of a watch that looks once a second.
 const MILLISECONDS: u64 = 2300;
 /// Programs of random instructions.
 const PROGRAMS: u64 = 4000;
-/// How long one of those may run.
+/// The time that one of those may run.
 const PROGRAM_MILLISECONDS: u64 = 2;
 
-/// What user mode has: code and data of its own, and pages that lead to a device, to nothing, and to a table.
+/// The memory of user mode: code and data of its own, and pages that lead to a device, to nothing, and to a table.
 const CODE: u64 = TEST_VA;
 const DATA: u64 = TEST_VA + 0x1000;
 const PLIC: u64 = TEST_VA + 0x2000;
@@ -33,7 +33,7 @@ const ECALL: u32 = 0x73;
 /// A user program's world.
 struct World {
     code: &'static Page,
-    /// What user mode cannot reach; it keeps what is in it.
+    /// Memory that user mode cannot reach; it keeps its contents.
     guard: &'static Page,
 }
 
@@ -90,7 +90,7 @@ impl World {
         Ok(())
     }
 
-    /// The same so often that whoever looks from time to time sees nothing else.
+    /// Jumps to the handler so often that a watch which looks from time to time sees nothing else.
     fn hammer_the_handler(&self, ticks: u64) -> Check {
         self.code.fill(&JUMP_TO_A1.to_le_bytes());
         let (rounds, found, vector) = user::hammer_vector(CODE, csr::time::read() + ticks);
@@ -99,7 +99,7 @@ impl World {
         Ok(())
     }
 
-    /// What only a kernel, a hypervisor or firmware may do.
+    /// Instructions that only a kernel, a hypervisor or firmware may execute.
     fn privileged_instructions(&self) -> Check {
         let illegal = [
             ("sret", 0x1020_0073),

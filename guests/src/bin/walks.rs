@@ -1,5 +1,5 @@
-//! What the meter counts, where it is known: a loop, and loads from pages that no TLB has. The regions
-//! are, in this order: the loop; then the loads, by each format that `satp` takes.
+//! Known counts for the meter: a loop, and loads from pages that no TLB has. The regions are, in this order: the loop;
+//! then the loads, by each format that `satp` takes.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "instructions that are counted one by one")]

@@ -10,7 +10,7 @@ use guests::{Check, access, board, ensure, ensure_eq, run};
 guests::entry_point!(main);
 
 const BLOCK: u64 = 2 << 20;
-/// As many as are touched between markers.
+/// The number of blocks that are touched between markers.
 const FEW: u64 = 6;
 
 fn main() {

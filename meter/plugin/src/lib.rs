@@ -30,7 +30,7 @@ struct Meter {
     args: Args,
     shared: Shared,
     ram: OnceLock<Ram>,
-    /// What the callbacks of special instructions refer to; never freed, and of each only one.
+    /// The data of callbacks of special instructions, one of each; never freed.
     sites: Mutex<HashMap<Site, &'static Site>>,
     /// The thread of each vCPU.
     threads: Mutex<Vec<ThreadId>>,
@@ -113,7 +113,7 @@ unsafe fn hart<'a>(vcpu: u32) -> &'a mut Hart {
     unsafe { &mut *hart }
 }
 
-/// What a callback of a vCPU works with.
+/// The data that a callback of a vCPU works with.
 ///
 /// # Safety
 /// As for [`hart`].
@@ -209,7 +209,7 @@ extern "C" fn on_block(vcpu: u32, data: *mut c_void) {
     hart.enter_block(Block::unpack(data.addr() as u64), board, &meter.shared, &meter.now(None));
 }
 
-/// Whether QEMU describes accesses as this plugin believes.
+/// True once QEMU was found to describe accesses as this plugin expects.
 static IS_KNOWN: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {
@@ -225,7 +225,7 @@ fn access(info: u32, at: u64, data: *mut c_void) -> MemoryAccess {
     MemoryAccess { at, shift: info.shift(), mmu_index: info.mmu_index(), site }
 }
 
-/// What is left to do of [`on_access`], which is kept short: it is called for every load and store.
+/// The rare part of [`on_access`], which is kept short because it is called for every load and store.
 #[cold]
 #[inline(never)]
 fn on_new_access(vcpu: u32, info: u32, at: u64, data: *mut c_void) {

@@ -72,7 +72,7 @@ pub struct Info {
     min: c_int,
     /// Its own version.
     cur: c_int,
-    /// Whether it emulates a whole machine.
+    /// True if QEMU emulates a whole machine.
     is_system: bool,
     smp_vcpus: c_int,
     max_vcpus: c_int,
@@ -318,7 +318,7 @@ impl AccessInfo {
         self.info >> 4 & 7
     }
 
-    /// Whether the number is composed as this plugin believes, judged by the part that QEMU tells.
+    /// Returns whether the number is composed as this plugin expects, judged by the part that QEMU reports.
     pub fn is_as_known(self) -> bool {
         // SAFETY: a function of a number.
         self.shift() == unsafe { qemu_plugin_mem_size_shift(self.info) }
@@ -449,7 +449,7 @@ impl Ram {
         Some(Self { base, bytes: end - start, words: std::ptr::with_exposed_provenance(start as usize) })
     }
 
-    /// Where it is.
+    /// The first address, and the size in bytes.
     pub fn range(&self) -> (u64, u64) {
         (self.base, self.bytes)
     }

@@ -9,7 +9,7 @@ use crate::mode::Mode;
 use crate::model::Use;
 use crate::shared::{Mark, Shared};
 
-/// Where software tells QEMU's `virt` board to power off or reset: its test device.
+/// The test device of QEMU's `virt` board, by which software powers it off or resets it.
 const POWER_OFF: u64 = 0x10_0000;
 
 /// An access, once it was made, as a callback is told of it.
@@ -19,19 +19,19 @@ pub struct MemoryAccess {
     pub at: u64,
     /// log2 of its bytes.
     pub shift: u32,
-    /// Whose translation it used: of [`Mode::from_mmu_index`].
+    /// The mode whose translation the access used, from [`Mode::from_mmu_index`].
     pub mmu_index: u32,
     /// The instruction that made it.
     pub site: AccessSite,
 }
 
-/// What all accesses of an instruction have in common.
+/// The common properties of all accesses of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessSite(u8);
 
 /// More than there are sites, and a power of two.
 const SITES: usize = 64;
-/// The same for indices of softmmu tables.
+/// More than there are indices of softmmu tables, and a power of two.
 const MMU_INDICES: usize = 8;
 
 impl AccessSite {
@@ -41,7 +41,7 @@ impl AccessSite {
         Self(memory as u8 | (code as u8) << 3)
     }
 
-    /// It as a number less than 64.
+    /// The kind as a number less than 64.
     #[must_use]
     pub const fn pack(self) -> u64 {
         self.0 as u64
@@ -90,12 +90,12 @@ impl MemoryAccess {
     }
 }
 
-/// Whether all is known that an access can have done.
+/// The need to examine an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
-    /// It is.
+    /// All of its effects are known.
     Before,
-    /// It is not.
+    /// The access has to be examined.
     Never,
 }
 
@@ -131,7 +131,7 @@ impl Made {
     }
 }
 
-/// What `cbo.zero` zeroes.
+/// The bytes that `cbo.zero` zeroes.
 const BLOCK_BYTES: u64 = 64;
 
 /// A page that was accessed lately.
@@ -151,7 +151,7 @@ pub(super) struct Filter {
     pages: [Recent; 2],
     /// Which is the more recent.
     last: usize,
-    /// They have changed places since TLBs were told.
+    /// True if the two pages have changed places since the TLBs' last look-up.
     has_swapped: bool,
     /// Of [`Shared::epoch`]: what was known before does not hold.
     epoch: u64,
@@ -239,7 +239,7 @@ impl Hart {
         self.filter.remember(access.key(), is_store && !is_table, page, self.keeps_two);
     }
 
-    /// What was accessed last is no longer what a TLB was asked for last, or may have left it.
+    /// Forgets the last accesses: the TLBs' last look-up was another one, or their pages may have left the TLBs.
     pub(super) fn forget_recent(&mut self) {
         self.filter = Filter { epoch: self.filter.epoch, ..Filter::default() };
     }

@@ -1,4 +1,4 @@
-//! How long it takes from a trap until the software that it left runs again.
+//! The time from a trap until the software that it left runs again.
 
 use super::{Hart, Machine, Register, Scoreboard};
 use crate::counts::TrapKind;
@@ -14,7 +14,7 @@ struct Exit {
     since: u64,
 }
 
-/// What is being handled.
+/// A trap that is being handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Exits {
     /// A guest was left.

@@ -19,7 +19,7 @@ struct Refused {
     how: Use,
 }
 
-/// What kind of access a trap is about, if it is about one.
+/// The kind of access that a trap is about, if it is about one.
 const fn access_of_cause(cause: u64) -> Option<Use> {
     match cause {
         1 | 12 | 20 => Some(Use::Fetch),
@@ -54,7 +54,7 @@ impl Hart {
         }
     }
 
-    /// Whether some trap would arrive here. Asked for all blocks that are looked at.
+    /// Returns whether some trap would arrive here. Asked for all blocks that are looked at.
     fn is_vector(&self, here: Here) -> bool {
         let vector = self.vector_of(here.mode);
         let (base, is_vectored) = (vector & !3, vector & 1 != 0);
@@ -62,7 +62,7 @@ impl Hart {
         vector != 0 && (here.at == base || (is_vectored && (base..base + 128).contains(&here.at)))
     }
 
-    /// Whether this is where the trap arrives: in vectored mode, interrupts do where their cause says.
+    /// Returns whether this is where the trap arrives: in vectored mode, interrupts do where their cause says.
     fn arrives(&self, trap: &Trap, at: u64) -> bool {
         let vector = self.vector_of(trap.to);
         let offset = if trap.is_interrupt() && vector & 1 != 0 { 4 * (trap.cause & 31) } else { 0 };
@@ -171,7 +171,7 @@ impl Hart {
         }
     }
 
-    /// It has looked into the TLB, although no access was made.
+    /// Counts a look-up of the TLB that was refused, without an access.
     fn count_refused(&mut self, refused: Refused) {
         if refused.how != Use::Fetch {
             self.counts.refused[refused.mode.index()] += 1;
@@ -180,7 +180,7 @@ impl Hart {
         }
     }
 
-    /// What the access of a trap asked for, by the status registers that governed it.
+    /// The rights that the access of a trap needed, by the status registers that governed it.
     fn request(refused: Refused, now: Mode, machine: &impl Machine) -> Request {
         let read = |register| machine.register(register);
         let Refused { mode, how, .. } = refused;

@@ -14,13 +14,13 @@ use rv::{Addr, Format, Gpa};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// Where RAM begins.
+/// The first address of RAM.
 pub const BASE: u64 = 0x8000_0000;
 /// Its bytes.
 pub const BYTES: u64 = 64 << 20;
 /// V, R, W, X, A, D.
 pub const LEAF: u64 = 0xcf;
-/// The same for user mode, as the G-stage needs it.
+/// A leaf for user mode, as the G-stage needs it.
 pub const USER_LEAF: u64 = 0xdf;
 
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Fake {
         self.words.borrow_mut().insert(at, value);
     }
 
-    /// So many zero frames, aligned to their number; tables come from the upper half of RAM.
+    /// Allocates zero frames, aligned to their number; tables come from the upper half of RAM.
     pub fn frames(&self, count: u64) -> u64 {
         let mut next = self.next.borrow_mut();
         let at = (BASE + BYTES / 2 + *next).next_multiple_of(count << 12);
@@ -96,7 +96,7 @@ pub fn root(format: &Format, at: u64, id: u64) -> u64 {
 pub const FIRST: [Option<&Format>; 4] = [None, Some(&SV39), Some(&SV48), Some(&SV57)];
 pub const G: [Option<&Format>; 4] = [None, Some(&SV39X4), Some(&SV48X4), Some(&SV57X4)];
 
-/// Where [`tables`] map a page.
+/// The address to which [`tables`] map a page.
 pub const VA: u64 = 0x12_3456_7000;
 
 /// Tables for a page at [`VA`], by both stages; the G-stage maps RAM to itself by leaves of the level.
@@ -188,7 +188,7 @@ impl Rig {
         self.enter(HANDLER, to);
     }
 
-    /// What a mode's translation cost on the first core.
+    /// The misses of a mode on the first core.
     pub fn misses(&self, mode: Mode) -> Misses {
         self.counts().cores[0].misses[mode.index()].clone()
     }
@@ -213,7 +213,7 @@ impl Rig {
     }
 }
 
-/// Where [`guest`] maps pages.
+/// The address to which [`guest`] maps pages.
 pub const PAGES_AT: u64 = 0x10_0000_0000;
 
 /// 64 pages from [`PAGES_AT`] on, to frames in a row, with the roots in force.

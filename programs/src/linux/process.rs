@@ -15,12 +15,12 @@ pub fn parent() -> usize {
 #[derive(Debug)]
 pub struct Child(usize);
 
-/// How a process has ended, as `wait` says.
+/// The end of a process, as `wait` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(u32);
 
 impl Status {
-    /// Whether it has ended by itself, with status 0.
+    /// Returns whether the process has exited with status 0.
     #[must_use]
     pub fn succeeded(self) -> bool {
         self.0 == 0
@@ -51,7 +51,7 @@ pub fn start(work: impl FnOnce() -> Result<(), Failure>) -> Result<Child, Failur
     }
 }
 
-/// The same, and waits for its end.
+/// Like [`start`], and waits for the process's end.
 ///
 /// # Errors
 /// [`Failure::Call`].

@@ -1,11 +1,11 @@
-//! As much of a hart as the lane needs: its integer registers, its CSRs, its memory, and the instructions that the lane is
-//! made of. It stops at any other.
+//! The parts of a hart that the lane needs: its integer registers, its CSRs, its memory, and the instructions that the
+//! lane is made of. It stops at any other.
 
 use super::insn::{Op, Order, decode};
 use super::memory::Memory;
 use std::collections::BTreeMap;
 
-/// What others see of a hart, in its order.
+/// An effect of a hart that others see, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// `fence`, with its predecessors and successors (bits I, O, R, W).
@@ -16,7 +16,7 @@ pub enum Event {
     Swap { at: u64, value: u64, order: Order },
     /// `sfence.vma`, or `hfence.vvma`, of an address in all address spaces.
     Forget { address: u64, is_virtual: bool },
-    /// The same of all addresses.
+    /// A fence of all addresses.
     ForgetAll { is_virtual: bool },
     /// `mret` or `sret`: the instruction.
     Return(u32),
@@ -32,7 +32,7 @@ pub struct Hart {
     pub events: Vec<Event>,
 }
 
-/// What it cannot do.
+/// An instruction or access that the hart does not support.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stuck(pub String);
 

@@ -7,19 +7,19 @@ use rv::{BriefExits, Context};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
-/// Where the tests have the context: the code knows it by its register only.
+/// The context's address in the tests: the code knows it by its register only.
 pub const CONTEXT: u64 = 0x8800_0000;
 pub const X: u64 = CONTEXT + offset_of!(Context, x) as u64;
 pub const LANE: u64 = CONTEXT + offset_of!(Context, lane) as u64;
 /// The cause of the exits that may be brief.
 pub const BRIEF: u64 = CONTEXT + (offset_of!(Context, brief) + BriefExits::CAUSE_AT) as u64;
-/// The bits of an instruction that tell a fence, but for its registers, and what they are then.
+/// The bits that identify a fence, without its registers, and their values.
 pub const FENCE_MASK: u64 = 0xfe00_7fff;
 pub const SFENCE_VMA: u64 = 0x1200_0073;
-/// The same for a write of `satp`, but for its source.
+/// The bits that identify a write of `satp`, without its source, and their values.
 pub const WRITE_MASK: u64 = 0xfff0_7fff;
 pub const WRITES_SATP: u64 = 0x1800_1073;
-/// And for a read, but for where it goes.
+/// The bits that identify a read of `satp`, without its destination, and their values.
 pub const READ_MASK: u64 = 0xffff_f07f;
 pub const READS_SATP: u64 = 0x1800_2073;
 /// A value that is no instruction's, and no ASID.
@@ -41,7 +41,7 @@ pub struct Way {
     pub cause: u32,
     pub tval: u32,
     pub status: u32,
-    /// What holds a guest's root.
+    /// The register of a guest's root.
     pub satp: u32,
     /// The bit of the status register that says that the guest was in supervisor mode.
     pub supervisor: u64,
@@ -94,9 +94,9 @@ pub struct Block {
     pub way: Way,
     /// Levels of the tables that it walks.
     pub levels: u64,
-    /// Whether it is for harts with Zba: 0 or 1.
+    /// 1 if it is for harts with Zba, else 0.
     pub zba: u64,
-    /// Whether it brings entries in step, and does not only invalidate them.
+    /// True if it synchronises entries, and does not only invalidate them.
     pub syncs: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The instructions that the lane is made of, decoded. There are no others.
 
-/// What an instruction does.
+/// An operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// `ld`.
@@ -29,18 +29,19 @@ pub enum Op {
     Return(u32),
     /// `sfence.vma`, or `hfence.vvma`, of the address in a register, in all address spaces.
     Forget { address: u32, is_virtual: bool },
-    /// The same of all addresses.
+    /// A fence of all addresses.
     ForgetAll { is_virtual: bool },
 }
 
-/// What an atomic instruction orders: what follows it after it, and itself after what stands before it.
+/// The order of an atomic instruction: `acquires` puts later accesses behind it, `releases` puts it behind earlier
+/// ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order {
     pub acquires: bool,
     pub releases: bool,
 }
 
-/// What is done with two values.
+/// An operation on two values.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum How {
     Add,
@@ -55,7 +56,7 @@ pub enum How {
 }
 
 impl How {
-    /// What comes of it.
+    /// The result of the operation.
     pub fn of(self, a: u64, b: u64) -> u64 {
         match self {
             How::Add => a.wrapping_add(b),
@@ -68,7 +69,7 @@ impl How {
     }
 }
 
-/// What a branch looks at.
+/// The condition of a branch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Test {
     Equal,
@@ -79,7 +80,7 @@ pub enum Test {
 }
 
 impl Test {
-    /// Whether it holds.
+    /// Returns whether it holds.
     pub const fn of(self, a: u64, b: u64) -> bool {
         match self {
             Test::Equal => a == b,

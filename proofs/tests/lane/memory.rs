@@ -8,9 +8,9 @@ pub struct Memory {
     /// Ascending.
     at: Vec<u64>,
     words: Vec<u64>,
-    /// Where words that are not named are zero.
+    /// The ranges in which unnamed words are zero.
     zeroes: [Range<u64>; 2],
-    /// Where words are that never change, and what they are.
+    /// The address and the values of words that never change.
     constants: (u64, &'static [u64]),
 }
 

@@ -1,5 +1,5 @@
-//! What there is where the lane changes roots: the table of those that the vCPU knows, and what it publishes. And what docs/lane.md
-//! says that comes of a write of `satp`.
+//! The data by which the lane changes roots: the table of those that the vCPU knows, and what it publishes. And the
+//! result of a write of `satp` by docs/lane.md.
 
 use super::hart::Event;
 use super::image::{BRIEF, LANE, NEVER, READ_MASK, READS_SATP, WRITE_MASK, WRITES_SATP, X};
@@ -10,11 +10,11 @@ use super::steered::{self, rest_at};
 use rv::context::token;
 use rv::{Lane, LaneRoot, LaneRoots};
 
-/// As many as there may be, so that none of these meet.
+/// The most roots that there may be, so that none of these meet.
 const PLACES: usize = LaneRoot::MOST;
 const TABLE: u64 = 0xf000_0000;
 const POSTING: u64 = 0xf100_0000;
-/// Where the headers of roots end, and bytes of one.
+/// The end of the roots' headers, and the bytes of one.
 const HEADERS: u64 = 0xf200_0000;
 const HEADER: u64 = 64;
 /// ASIDs whose places there are, and frames of tables for ASID 0.
@@ -27,7 +27,7 @@ fn written(random: &mut Random) -> u64 {
     random.any(&[8, 8, 8, 9, 10, 0, 15]) << 60 | random.any(&ASIDS) << 44 | frame
 }
 
-/// Where the pair is in which the root is that goes by this.
+/// The address of the pair for the root of this `satp`.
 fn at(satp: u64) -> u64 {
     let asid = rv::Asid((satp >> 44) as u16);
     TABLE + (LaneRoot::place(asid, satp, PLACES) * LaneRoot::BYTES) as u64
@@ -88,7 +88,7 @@ pub fn furnish(memory: &mut Memory, epoch: Option<u64>, random: &mut Random) -> 
 }
 
 impl Scene {
-    /// Whether the lane is to take the trap for a write of `satp`: then what is written.
+    /// The value that is written, if the lane is to take the trap for a write of `satp`.
     pub fn written(&self) -> Option<u64> {
         let insn = self.insn()?;
         let is_write = insn & WRITE_MASK == self.lane(Lane::WRITE_MATCHES_AT) && insn >> 15 & 31 != 0;
@@ -101,12 +101,12 @@ impl Scene {
         pair.into_iter().find(|slot| self.hart.memory.word(slot + LaneRoot::KEY_AT as u64) == written)
     }
 
-    /// Whether the root is the second of its pair.
+    /// Returns whether the root is the second of its pair.
     pub fn is_second(&self, written: u64) -> bool {
         self.root(written) != Some(at(written))
     }
 
-    /// What a write of `satp` comes to.
+    /// The result of a write of `satp`.
     pub fn after_write(&self, written: u64) -> After {
         let way = self.block.way;
         let head = self.lane(Lane::LOG_HEAD_AT);
@@ -148,19 +148,19 @@ impl Scene {
         self.goes_on(if is_up_to_date { "another root" } else { "another root, at rest" }, hart)
     }
 
-    /// Whether a root, as the lane has it, is at rest.
+    /// Returns whether a root, as the lane has it, is at rest.
     fn is_at_rest(&self, root: u64) -> bool {
         let says = self.hart.memory.word(rest_at(root - Lane::POINTER_FLAGS));
         self.block.syncs && says == self.hart.memory.word(steered::EPOCH)
     }
 
-    /// Whether the lane is to take the trap for a read of `satp`: then the register that it goes to.
+    /// The destination register, if the lane is to take the trap for a read of `satp`.
     pub fn read(&self) -> Option<u64> {
         let insn = self.insn()?;
         (insn & READ_MASK == self.lane(Lane::READ_MATCHES_AT)).then_some(insn >> 7 & 31)
     }
 
-    /// What a read of `satp` comes to.
+    /// The result of a read of `satp`.
     pub fn after_read(&self, register: u64) -> After {
         let mut after = self.goes_on("a read", self.hart.clone());
         let hart = &mut after.hart;

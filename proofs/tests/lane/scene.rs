@@ -37,7 +37,7 @@ impl Random {
         of[self.below(of.len() as u64) as usize]
     }
 
-    /// Whether something happens that does once in `n` times.
+    /// Returns true once in `n` times, at random.
     pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -48,11 +48,11 @@ impl Random {
 pub struct Scene {
     pub block: Block,
     pub hart: Hart,
-    /// What is where in guest memory, in blocks that bring entries in step.
+    /// The chunks of guest memory, in blocks that synchronise entries.
     pub chunks: Vec<Chunk>,
 }
 
-/// Where the marked pointers lead that an address selects.
+/// The end of the marked pointers that an address selects.
 pub enum Place {
     /// To this entry of level 0, of the table of that number.
     Entry(u64, u64),
@@ -60,12 +60,12 @@ pub enum Place {
     Other(u64, u64),
 }
 
-/// What comes of a trap.
+/// The result of a trap.
 pub struct After {
-    /// What it is, in a word.
+    /// The result's name.
     pub what: &'static str,
     pub hart: Hart,
-    /// It is left to the full path.
+    /// True if the trap is left to the full path.
     pub is_left: bool,
 }
 
@@ -182,7 +182,7 @@ impl Scene {
         may_be.then(|| csr(way.tval))
     }
 
-    /// Whether the lane is to take the trap: then the fence's address, and whether it is of the running ASID alone.
+    /// The fence's address, and whether it is of the running ASID alone, if the lane is to take the trap.
     pub fn fence(&self) -> Option<(u64, bool)> {
         let insn = self.insn()?;
         let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
@@ -191,13 +191,13 @@ impl Scene {
         (is_fence && is_known).then_some((self.hart.x[rs1], rs2 != 0))
     }
 
-    /// Whether the lane is to take the trap for a fence of all addresses and all ASIDs.
+    /// Returns whether the lane is to take the trap for a fence of all addresses and all ASIDs.
     pub fn is_wide(&self) -> bool {
         let is_of_all = |insn| insn & (FENCE_MASK | 31 << 15 | 31 << 20) == self.lane(Lane::MATCHES_AT);
         self.block.syncs && self.insn().is_some_and(is_of_all)
     }
 
-    /// Where the marked pointers lead that an address selects.
+    /// Follows the marked pointers that an address selects.
     pub fn place(&self, address: u64) -> Place {
         let mut table = self.lane(Lane::ROOT_AT) - Lane::POINTER_FLAGS;
         for level in (0..self.block.levels).rev() {
@@ -214,7 +214,7 @@ impl Scene {
         unreachable!("there is a level 0")
     }
 
-    /// How many levels an address is followed down.
+    /// The number of levels that an address is followed down.
     pub fn levels_walked(&self, address: u64) -> u64 {
         match self.place(address) {
             Place::Entry(..) => self.block.levels,
@@ -222,7 +222,7 @@ impl Scene {
         }
     }
 
-    /// What docs/lane.md says that comes of the trap.
+    /// The result of the trap by docs/lane.md.
     fn after(&self) -> After {
         if let Some(written) = self.written() {
             return self.after_write(written);
@@ -248,7 +248,7 @@ impl Scene {
         self.taken("a token", hart, (address, by_asid))
     }
 
-    /// It goes the full path, with t4 to t6 in the context.
+    /// The result of leaving the trap to the full path, with t4 to t6 in the context.
     pub fn left(&self, what: &'static str) -> After {
         let (way, mut hart) = (self.block.way, self.hart.clone());
         hart.csrs.insert(way.scratch, self.hart.x[10]);
@@ -281,7 +281,7 @@ impl Scene {
         After { what, hart, is_left: false }
     }
 
-    /// What comes of the trap, in a word, if the code does just that; if not, what it did.
+    /// Compares the code with the expected result. Returns the result's name, or what the code did instead.
     pub fn check(&self, image: &Image, tell: impl FnMut(u64)) -> Result<&'static str, String> {
         let full = image.at(self.block.way.full);
         let mut hart = self.hart.clone();

@@ -1,5 +1,5 @@
-//! What there is besides where the lane brings entries in step (mode `steered`): the gate and the log, the guest's tables, and what
-//! says where guest memory is. And what docs/lane.md says that comes of it.
+//! The further data of the lane where it synchronises entries (mode `steered`): the gate and the log, the guest's
+//! tables, and the words of guest memory. And the result by docs/lane.md.
 
 use super::hart::{Event, Hart};
 use super::image::{LANE, X};
@@ -18,17 +18,17 @@ pub const CONSTANTS: (u64, &[u64]) = (LEAVES_AT, &LEAVES);
 const CHUNKS: u64 = 0xc000_0000;
 const PAGES: u64 = 0xd000_0000;
 const GATE: u64 = 0xe000_0000;
-/// What roots say that are at rest.
+/// The value in roots that are at rest.
 pub const EPOCH: u64 = GATE + LaneSync::EPOCH_AT;
 /// Bytes of a line of the log.
 pub const LINE: u64 = LaneSync::LINE_BYTES;
 
-/// What the lane knows of 2 MiB of guest memory.
+/// The lane's knowledge of 2 MiB of guest memory.
 #[derive(Clone, Copy)]
 pub enum Chunk {
     /// Nothing.
     Unknown,
-    /// They are in one piece there, for everything.
+    /// The 2 MiB are in one piece there, with all rights.
     Whole(Pfn<rv::Hpa>),
     /// A table of the G-stage there has their pages.
     Pages(u64),
@@ -47,14 +47,14 @@ impl Chunk {
 /// Numbers of frames that there may be: no memory is where poison leads.
 const FRAMES: u64 = (1 << 43) - 1;
 
-/// What is to stand in the entry.
+/// The right value of the entry.
 enum Made {
     Entry(&'static str, Pte),
     /// Only the full path knows.
     Unknown(&'static str),
 }
 
-/// Where a root says whether it is at rest.
+/// The address of a root's word that says whether it is at rest.
 pub fn rest_at(root: u64) -> u64 {
     root.wrapping_add_signed(LaneSync::REST_AT)
 }
@@ -125,7 +125,7 @@ fn guests_entry(chunks: u64, random: &mut Random) -> u64 {
 }
 
 impl Scene {
-    /// Where the gate says that the log goes on; nothing, if it is closed or the log is full.
+    /// The log's next line by the gate; nothing, if it is closed or the log is full.
     pub fn line(&self) -> Option<u64> {
         self.hart.memory.get(GATE).filter(|position| !position.is_multiple_of(4096))
     }
@@ -135,8 +135,8 @@ impl Scene {
         self.hart.memory.word(table.wrapping_add_signed(LaneSync::GUEST_AT)) + at % 4096
     }
 
-    /// The same trap for each low 10 bits that the guest's entry can have, and each chunk of guest memory that it can be about.
-    /// `None` if the trap comes to no entry.
+    /// Repeats the trap for each low 10 bits that the guest's entry can have, and each chunk of guest memory that it
+    /// can be about. `None` if the trap comes to no entry.
     pub fn with_each_entry(mut self) -> Option<impl Iterator<Item = Self>> {
         let (address, _) = self.fence().filter(|_| self.line().is_some())?;
         let Place::Entry(table, at) = self.place(address) else { return None };
@@ -160,7 +160,7 @@ impl Scene {
         }))
     }
 
-    /// What a fence comes to.
+    /// The result of a fence.
     pub fn after_sync(&self, address: u64, by_asid: bool) -> After {
         let position = self.hart.memory.word(GATE);
         let Some(line) = self.line() else {
@@ -191,7 +191,7 @@ impl Scene {
         self.taken(what, hart, (address, by_asid))
     }
 
-    /// What a fence of all addresses and all ASIDs comes to.
+    /// The result of a fence of all addresses and all ASIDs.
     pub fn after_wide(&self) -> After {
         let looks = Event::Fence(0b11, 0b10);
         let left = |what, events: &[Event]| {
@@ -256,8 +256,8 @@ impl Scene {
         after
     }
 
-    /// What steering makes of a guest's entry (`mmu::shadow`), as far as the lane knows: a leaf that allows what the guest's
-    /// does, or nothing, where that faults whatever the access.
+    /// The shadow entry that steering makes of a guest's entry (`mmu::shadow`), as far as the lane knows: a leaf that
+    /// allows what the guest's does, or nothing, where that faults for every access.
     fn made(&self, pte: u64) -> Made {
         let Entry::Leaf(leaf) = Pte(pte & 0x3ff).decode::<Gpa>(Level::PAGE, Caps::default()) else {
             return Made::Entry("emptied", Pte::INVALID);

@@ -1,4 +1,4 @@
-//! What has to be true where a path ends.
+//! The conditions at the end of a path.
 
 use super::image::{Block, CONTEXT, FENCE_MASK, LANE, READS_SATP, SFENCE_VMA, VALID, X};
 use super::insn::{How, Test};
@@ -27,12 +27,12 @@ pub enum End {
     Guest { of_all: bool, what: What },
 }
 
-/// What a walk has done with the entry.
+/// A walk's effect on the entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum What {
     /// There is a token in it.
     Token,
-    /// It is brought in step, by nothing more than `LEAVES`, by the word of a chunk, or by an entry of the G-stage.
+    /// The entry is synchronised, by nothing more than `LEAVES`, by the word of a chunk, or by an entry of the G-stage.
     Step(Option<Place>),
     /// There is none, and the log knows.
     Noted,
@@ -80,7 +80,7 @@ impl Prover<'_> {
         self.same(supervisor, Value::Known(way.supervisor), "not from supervisor mode")
     }
 
-    /// The guest goes on behind its instruction, with these registers, and with the CSRs that it had, but for those.
+    /// The guest continues behind its instruction, with these registers, and with the CSRs that it had, except these.
     pub fn goes_on(&mut self, state: &State, x: &[Value], but: &[(u32, Value)]) -> Proved {
         let way = self.block.way;
         self.registers_are(&state.x, x)?;
@@ -91,7 +91,7 @@ impl Prover<'_> {
         self.csrs_are(state, &csrs)
     }
 
-    /// The context is as before, but for t4 to t6, which hold what these had, for t1 to t3, which may, and for these words.
+    /// The context is as before, except t4 to t6, which hold what these had, t1 to t3, which may, and these words.
     pub fn context_is(&mut self, state: &State, but: &[(u64, Value)]) -> Proved {
         for (at, now) in state.context.iter() {
             let n = (at.wrapping_sub(X) / 8) as usize;
@@ -226,7 +226,7 @@ impl Prover<'_> {
         self.context_is(state, &words)
     }
 
-    /// What the root says is what those say that are at rest.
+    /// The root's word is that of roots at rest.
     pub fn is_at_rest(&mut self, state: &State) -> Proved {
         let [Some(says), Some(those)] = state.rest else {
             return Err("it is not looked at whether it is at rest".into());
@@ -252,7 +252,7 @@ impl Prover<'_> {
         self.context_is(state, &[(reads, count)].into_iter().chain(saved).collect::<Vec<_>>())
     }
 
-    /// What becomes of a counter of fences.
+    /// The new value of a counter of fences.
     fn counted(&mut self, counter: u64) -> (u64, Value) {
         (counter, self.solver.with(How::Add, self.before.context.word(counter), token::STEP))
     }
@@ -269,8 +269,8 @@ impl Prover<'_> {
         Ok(rest)
     }
 
-    /// There is a token in the entry, the fence is counted by it, and whoever sees it sees what was stored before. What it has
-    /// done besides.
+    /// A token is in the entry, the fence is counted by it, and a hart that sees it sees what was stored before.
+    /// Returns what else the walk has done.
     fn is_token<'d>(&mut self, state: &'d State, of_all: bool) -> Result<(What, &'d [Did]), String> {
         let (counter, token) = self.counted(if of_all { HEAD } else { TOKEN });
         self.context_is(state, &[(counter, token)])?;

@@ -1,5 +1,5 @@
-//! What the lane may load and store, besides the words of the context: each access is proved to be to one of these places, and what
-//! is assumed of what it finds there is what the engine promises (docs/lane.md).
+//! The places that the lane may load and store, besides the words of the context. Each access is proved to be to one of
+//! them, and the assumptions about their contents are the engine's promises (docs/lane.md).
 
 use super::image::{LANE, MARK, VALID};
 use super::insn::{How, Order, Test};
@@ -17,7 +17,7 @@ pub const ADDRESSES: u64 = 1 << 56;
 /// Bits of an entry above the number of its frame, and the uppermost bit of that, which only poison has.
 const POISON_SHIFT: u64 = 53;
 
-/// What is loaded once on a path, where entries are brought in step.
+/// The words that are loaded once on a path, where entries are synchronised.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Place {
     /// The address of the guest's table, in the header of the table of level 0.
@@ -34,7 +34,7 @@ pub enum Place {
 
 const PLACES: [Place; 5] = [Place::Header, Place::Guests, Place::Leaf, Place::Chunk, Place::Page];
 
-/// What is known of the gate.
+/// The path's knowledge of the gate.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Gate {
     Unknown,
@@ -84,7 +84,7 @@ impl Prover<'_> {
         self.solver.is(masked, Value::Known(bits))
     }
 
-    /// What is there, which may be anything.
+    /// A loaded value, which may be anything.
     pub fn anything(&mut self, state: &mut State) -> Value {
         state.loads += 1;
         self.solver.any(&format!("load_{}", state.loads))
@@ -202,7 +202,7 @@ impl Prover<'_> {
         }
     }
 
-    /// Whether the address is that of a place, if it can be told by now where this is.
+    /// Returns whether the address is that of a place, if the place is known by now.
     fn is_at(&mut self, state: &State, place: Place, at: Value) -> bool {
         let Some(expected) = self.address(state, place) else { return false };
         let is_at = self.solver.is(at, expected);
@@ -243,12 +243,12 @@ impl Prover<'_> {
         }
     }
 
-    /// Whether the word of a chunk names a table of pages.
+    /// Returns whether the word of a chunk names a table of pages.
     fn is_table(&mut self, word: Value) -> Claim {
         self.solver.holds(Test::Less, Value::Known(0), word)
     }
 
-    /// What is promised of what a place holds.
+    /// Assumes the promise about a place's value.
     fn promise(&mut self, place: Place, value: Value) {
         match place {
             Place::Header => {
@@ -299,13 +299,13 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// How many bytes behind the gate an address is.
+    /// The number of bytes from the gate to an address.
     fn behind_gate(&mut self, at: Value) -> Value {
         let minus = self.solver.negative(self.lane(Lane::GATE_AT));
         self.solver.compute(How::Add, at, minus)
     }
 
-    /// How far into the line that the gate names an address is, if it must be in it.
+    /// The offset of an address in the line that the gate names, if it must be in it.
     fn offset_in_line(&mut self, state: &State, at: Value) -> Option<u64> {
         let Gate::Taken(position) = state.gate else { return None };
         (0..LaneSync::LINE_BYTES).step_by(8).find(|offset| {

@@ -23,7 +23,7 @@ pub const HEAD: u64 = LANE + Lane::LOG_HEAD_AT as u64;
 /// More than any path has.
 const MOST_STEPS: u32 = 200;
 
-/// What others see.
+/// The effects that others see.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Did {
     Fence(u32, u32),
@@ -68,16 +68,16 @@ pub struct State {
     pub pointer: Value,
     pub level: u64,
     pub gate: Gate,
-    /// What has been loaded besides, each once.
+    /// The further words that have been loaded, each once.
     pub seen: BTreeMap<Place, Value>,
     /// Of the pair in which a write of `satp` names a root, by the offset.
     pub of_root: BTreeMap<usize, Value>,
     pub published: Published,
-    /// What is posted, if that has been looked at.
+    /// The posted requests, if they have been read.
     pub posted: Option<Value>,
-    /// What a root says, and those say that are at rest, as far as it has been looked at.
+    /// The root's word and that of roots at rest, as far as they have been read.
     pub rest: [Option<Value>; 2],
-    /// What the guest has in `satp`, if that has been read.
+    /// The guest's `satp`, if that has been read.
     pub read: Option<Value>,
     pub loads: u32,
     steps: u32,
@@ -109,18 +109,18 @@ impl Words {
     }
 }
 
-/// What was there before the trap, and from where on it is proved.
+/// The state before the trap, and the address from which on it is proved.
 pub struct Before {
     pub x: [Value; 32],
     pub csrs: BTreeMap<u32, Value>,
     pub context: Words,
     /// In the walk: the address of the fence, and whether it names no ASID.
     pub fence: Option<(Value, bool)>,
-    /// It is a fence of all addresses.
+    /// True for a fence of all addresses.
     pub is_wide: bool,
-    /// Where it is a write of `satp`: what is written.
+    /// The written value, for a write of `satp`.
     pub written: Option<Value>,
-    /// Where it is a read: the register.
+    /// The register, for a read of `satp`.
     pub reads: Option<u64>,
 }
 
@@ -131,11 +131,11 @@ pub struct Prover<'a> {
     pub solver: &'a mut Solver,
     own: u64,
     all: u64,
-    /// Where it brings entries in step: for fences of all addresses.
+    /// The address for fences of all addresses, in a block that synchronises entries.
     wide: Option<u64>,
     full: u64,
     pub before: Before,
-    /// How paths end that are not left to the full path: a front's at a walk, and a walk's in the guest.
+    /// The ends of paths that are not left to the full path: a front's at a walk, and a walk's in the guest.
     pub ends: BTreeSet<End>,
     /// The addresses of the instructions that can be executed.
     pub executed: BTreeSet<u64>,
@@ -280,7 +280,7 @@ impl<'a> Prover<'a> {
         self.has_ended(&End::of_walks(self.block))
     }
 
-    /// What always leaves for the full path does nothing wrong; so each other end has to be there.
+    /// Checks that each expected end was reached: code that always leaves for the full path would do nothing wrong.
     fn has_ended(&self, expected: &BTreeSet<End>) -> Proved {
         let missing = expected.difference(&self.ends).next();
         missing.map_or(Ok(()), |end| Err(format!("it never comes to {end:?}")))
@@ -364,7 +364,7 @@ impl<'a> Prover<'a> {
         }
     }
 
-    /// What the front arrives with where a walk begins (see [`Prover::arrives`]).
+    /// The state with which the front arrives where a walk begins (see [`Prover::arrives`]).
     fn arrived(&mut self, trap: State, from: u64) -> State {
         let way = self.block.way;
         let address = self.solver.any("address");

@@ -8,14 +8,14 @@ use super::prover::{Did, HEAD, Proved, Prover, State};
 use super::solver::Value;
 use rv::{Lane, LaneRoot, LaneRoots};
 
-/// What is loaded of a root that the vCPU may know, each once.
+/// The words that are loaded of a root that the vCPU may know, each once.
 const WORDS: [usize; 5] =
     [LaneRoot::KEY_AT, LaneRoot::HEAD_AT, LaneRoot::ROOT_AT, LaneRoot::ASID_AT, LaneRoot::SATP_AT];
 
-/// What is known of what the vCPU publishes.
+/// The path's knowledge of what the vCPU publishes.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Published {
-    /// It is as it was.
+    /// The published value is as it was.
     Unchanged,
     /// This was there, and what is written is there now.
     Changed(Value),
@@ -38,7 +38,7 @@ impl Prover<'_> {
         }
     }
 
-    /// Where the pair is in which the root is that goes by what is written.
+    /// The address of the pair for the root of the written value.
     fn pair(&mut self) -> Result<Value, String> {
         let Some(written) = self.before.written else { return Err("an access from the front".into()) };
         let asid = self.solver.with(How::Right, written, 44);
@@ -136,8 +136,8 @@ impl Prover<'_> {
         Ok(old)
     }
 
-    /// The end back in the guest: it is a write, from supervisor mode; the root is one that the vCPU knows, no fence has passed over it
-    /// and none is posted; and all is as it was, but for what changes with the root.
+    /// The end back in the guest: it is a write, from supervisor mode; the root is one that the vCPU knows, no fence
+    /// has passed over it and none is posted; and all is as it was, except what changes with the root.
     pub fn changes(&mut self, state: &State, written: Value) -> Proved {
         let way = self.block.way;
         let insn = self.before.csrs[&way.tval];

@@ -52,9 +52,9 @@ pub struct Solver {
     names: HashMap<SExpr, Vec<SExpr>>,
     /// Bits of terms that are known: most jumps need no answer then.
     bits: HashMap<SExpr, Bits>,
-    /// What is assumed at present.
+    /// The present assumptions.
     assumed: Vec<SExpr>,
-    /// Whether all of these statements can be true at once.
+    /// The answers so far: whether all of these statements can be true at once.
     answers: HashMap<Vec<SExpr>, bool>,
 }
 
@@ -66,7 +66,7 @@ impl Solver {
         Self { smt, declared, names, bits, assumed: Vec::new(), answers: HashMap::new() }
     }
 
-    /// How many questions have been asked.
+    /// The number of questions so far.
     pub fn asked(&self) -> usize {
         self.answers.len()
     }
@@ -129,7 +129,7 @@ impl Solver {
         Value::Term(term)
     }
 
-    /// The same with what is known.
+    /// Computes with a known value.
     pub fn with(&mut self, how: How, a: Value, b: u64) -> Value {
         self.compute(how, a, Value::Known(b))
     }
@@ -188,7 +188,7 @@ impl Solver {
         }
     }
 
-    /// What is assumed from here on is forgotten at the [`Solver::forget`] that is given the result.
+    /// Marks the present assumptions. [`Solver::forget`] with the result forgets those made since.
     pub fn remember(&self) -> usize {
         self.assumed.len()
     }
@@ -212,7 +212,8 @@ impl Solver {
         names
     }
 
-    /// What is assumed of the names in `claim`, and of those that this is about too, and so on. The rest says nothing about them.
+    /// The assumptions about the names in `claim`, and about those that they name, and so on. The others say nothing
+    /// about them.
     fn about(&mut self, claim: SExpr) -> Vec<SExpr> {
         let mut names: HashSet<SExpr> = self.names_in(claim).into_iter().collect();
         let mut rest = self.assumed.clone();
@@ -246,7 +247,7 @@ impl Solver {
         }
     }
 
-    /// Whether a claim can be true, with what is assumed, if that can be.
+    /// Returns whether a claim can be true under the assumptions, if those can be.
     pub fn may_be(&mut self, claim: Claim) -> bool {
         let claim = match claim {
             Claim::Known(known) => return known,
@@ -264,7 +265,7 @@ impl Solver {
         answer
     }
 
-    /// Whether it must be.
+    /// Returns whether the claim must be true.
     pub fn must_be(&mut self, claim: Claim) -> bool {
         match claim {
             Claim::Term(term) if self.assumed.contains(&term) => true,

@@ -1,4 +1,4 @@
-//! What a debugger asks about a VM.
+//! Requests of a debugger about a VM.
 //!
 //! It is attached first, and detached at the end. Registers, memory and breakpoints are looked at and changed while the VM is stopped
 //! ([`Stopped`]): all vCPUs have left their harts then.
@@ -13,7 +13,7 @@ pub const MOST_WRITE: usize = 128;
 /// Most breakpoints of a VM.
 pub const MOST_BREAKS: usize = 64;
 
-/// What a debugger asks for.
+/// A debugger's request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Debug {
     /// Begin, and stop the VM: [`super::Answer::Done`]. It is refused while another debugger is attached.
@@ -22,7 +22,7 @@ pub enum Debug {
     Detach,
     /// Stop it soon: [`super::Answer::Done`].
     Halt,
-    /// Whether it has stopped: [`super::Answer::Stopped`].
+    /// Asks whether the VM has stopped: [`super::Answer::Stopped`].
     State,
     /// The registers of that vCPU: [`super::Answer::Registers`].
     Registers(u32),
@@ -32,7 +32,7 @@ pub enum Debug {
         vcpu: u32,
         /// Which one.
         register: u8,
-        /// What it is to hold.
+        /// The new value.
         value: u64,
     },
     /// Up to so many bytes (at most [`MOST_READ`]) from that virtual address of the vCPU on, within a page of 4 KiB:
@@ -40,25 +40,25 @@ pub enum Debug {
     Read {
         /// The vCPU whose tables are walked as they are now.
         vcpu: u32,
-        /// Where, a virtual address.
+        /// The virtual address.
         at: u64,
-        /// How many.
+        /// The number of bytes.
         bytes: u32,
     },
     /// Store bytes, at most [`MOST_WRITE`], within a page of 4 KiB: [`super::Answer::Done`], or [`super::Answer::Later`].
     Write {
         /// The vCPU.
         vcpu: u32,
-        /// Where, a virtual address.
+        /// The virtual address.
         at: u64,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
     /// Stop where an instruction at that address is about to be executed: as [`Debug::Write`].
     Break {
         /// The vCPU.
         vcpu: u32,
-        /// Where, a virtual address.
+        /// The virtual address.
         at: u64,
     },
     /// Do so no more: as [`Debug::Write`].
@@ -69,16 +69,16 @@ pub enum Debug {
     Step(u32),
 }
 
-/// Whether a VM has stopped.
+/// The state of a VM under a debugger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Stopped {
-    /// It has not, or not all of it.
+    /// The VM has not stopped, or not all of its vCPUs have.
     Not,
-    /// Since somebody wanted it to.
+    /// The VM has stopped on request.
     Halted,
-    /// That vCPU has come to a breakpoint.
+    /// The vCPU has reached a breakpoint.
     AtBreak(u32),
-    /// That vCPU has made its step.
+    /// The vCPU has made its step.
     Stepped(u32),
 }
 
@@ -87,9 +87,9 @@ pub enum Stopped {
 pub struct Registers {
     /// x0 to x31.
     pub x: [u64; 32],
-    /// Where it goes on.
+    /// The program counter.
     pub pc: u64,
-    /// Whether it is in supervisor mode.
+    /// True if it is in supervisor mode.
     pub is_supervisor: bool,
     /// `sstatus`.
     pub sstatus: u64,

@@ -24,21 +24,21 @@ const TRAILER: usize = 4;
 /// The large table: pages of a snapshot are summed up, too.
 static CRC: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// What a frame is that is no message.
+/// The reason for which a frame is no message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bad {
-    /// It is longer than any.
+    /// The frame is longer than any message.
     TooLong,
-    /// It is damaged, or has never been one.
+    /// The frame is damaged, or garbage.
     Garbled,
-    /// It is of another version.
+    /// The frame is of another version.
     Version {
         /// Its number.
         number: u32,
         /// Its version.
         version: u16,
     },
-    /// It came as it was sent, and is none that is known.
+    /// The frame arrived as it was sent, and its message is unknown.
     Malformed {
         /// Its number.
         number: u32,
@@ -51,7 +51,7 @@ pub fn encode<T: Serialize>(number: u32, message: &T) -> Vec<u8> {
     encode_as(super::VERSION, number, message)
 }
 
-/// The frame of a message for whoever speaks that version.
+/// The frame of a message, for a receiver of that version.
 #[must_use]
 pub fn encode_as<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8> {
     let mut plain = Vec::with_capacity(HEADER + TRAILER);
@@ -67,10 +67,10 @@ pub fn encode_as<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8
     stuffed
 }
 
-/// The message in a frame that a [`Reader`] has found, and its number. The frame is used up.
+/// Decodes the message in a frame that a [`Reader`] has found, and its number. The frame is used up.
 ///
 /// # Errors
-/// [`Bad`], but for [`Bad::TooLong`].
+/// [`Bad`], except [`Bad::TooLong`].
 pub fn decode<'a, T: Deserialize<'a>>(frame: &'a mut [u8]) -> Result<(u32, T), Bad> {
     let length = cobs::decode_in_place(frame).map_err(|_| Bad::Garbled)?;
     let plain: &'a [u8] = frame.get(..length).ok_or(Bad::Garbled)?;
@@ -96,7 +96,7 @@ pub struct Reader {
     /// The frame that has begun.
     bytes: Vec<u8>,
     most: usize,
-    /// It is too long already.
+    /// True if the frame is too long already.
     is_too_long: bool,
 }
 

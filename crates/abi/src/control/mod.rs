@@ -1,7 +1,7 @@
 //! The control channel: what the commands ask a Gnomon that runs, and what it answers.
 //!
-//! Each message is a [`frame`]. Whoever asks numbers its requests, and each is answered by one message with the same number. Nothing
-//! comes that was not asked for, so whoever does not ask costs nothing. `docs/control.md` says more.
+//! Each message is a [`frame`]. A client numbers its requests, and each is answered by one message with the same
+//! number. Nothing else is sent, so without a client the channel costs nothing. `docs/control.md` says more.
 
 pub mod debug;
 pub mod frame;
@@ -19,19 +19,19 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u16 = 5;
 /// The longest request, in bytes of a frame.
 pub const MOST_REQUEST_BYTES: usize = 4 << 10;
-/// The longest answer, in bytes of a frame. Whoever asks one thing after the other never has more to read.
+/// The longest answer, in bytes of a frame. A client with one request in flight never has more to read.
 pub const MOST_ANSWER_BYTES: usize = 16 << 10;
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// Who is there: [`Answer::Hello`].
+    /// Asks for the machine's description: [`Answer::Hello`].
     Hello,
     /// All VMs that there are, and those that are to be: [`Answer::Vms`].
     Vms,
     /// Counters: [`Answer::Counters`].
     Counters(Whose),
-    /// The same without their names, for who knows them from before: [`Answer::Values`].
+    /// Asks for the counters without their names, for a client that knows them from before: [`Answer::Values`].
     Values(Whose),
     /// All tunables: [`Answer::Tunables`].
     Tunables,
@@ -48,11 +48,11 @@ pub enum Request {
     Harts(u32),
     /// Note exits: [`Answer::Events`], with some that were noted before.
     Trace(Trace),
-    /// What a debugger wants of the VM of that number.
+    /// A debugger's request about the VM of that number.
     Debug(u64, debug::Debug),
-    /// What a snapshot of the VM of that number needs.
+    /// A snapshot's request about the VM of that number.
     Save(u64, save::Save),
-    /// What the VM of that number has printed: [`Answer::Output`].
+    /// Asks for output of the VM of that number: [`Answer::Output`].
     Output {
         /// The VM.
         vm: u64,
@@ -61,7 +61,8 @@ pub enum Request {
     },
     /// Type something on the console of the VM of that number, up to [`MOST_TYPED`] bytes: [`Answer::Taken`].
     Type(u64, Vec<u8>),
-    /// What somebody wants who is connected to a port of the VM of that number, which has that number among its ports, from 0.
+    /// A request for the program that is connected to a port of the VM of that number; the second number is the port's
+    /// among the VM's, from 0.
     Port(u64, u32, port::Wish),
 }
 
@@ -86,7 +87,7 @@ pub struct Trace {
     pub hart: u32,
 }
 
-/// Whose counters.
+/// The owner of the counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Whose {
     /// Gnomon's own.
@@ -95,14 +96,14 @@ pub enum Whose {
     Vm(u64),
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// It was not done, for this reason.
+    /// A refusal, with its reason.
     Refused(String),
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// Who is there.
+    /// The machine's description.
     Hello(Hello),
     /// The VMs, in the order of their numbers.
     Vms(Vms),
@@ -112,13 +113,13 @@ pub enum Answer {
     Values(Vec<u64>),
     /// Tunables and their values, as people write them.
     Tunables(Vec<(String, String)>),
-    /// How long harts do what, by their numbers.
+    /// The times of harts, by their numbers.
     Harts(Vec<HartTimes>),
     /// Exits.
     Events(Events),
-    /// It was not done: something has to be waited for that takes milliseconds. The same, asked again, goes on with it.
+    /// The request has to wait for milliseconds, and was not carried out. The same request, sent again, continues it.
     Later,
-    /// Whether a VM has stopped.
+    /// The state of a VM under a debugger.
     Stopped(debug::Stopped),
     /// A vCPU's registers.
     Registers(Box<debug::Registers>),
@@ -130,33 +131,33 @@ pub enum Answer {
     State(Bytes),
     /// Some pages of a VM's RAM.
     Pages(save::Pages),
-    /// What a VM has printed.
+    /// Output of a VM.
     Output(Output),
-    /// So many of the bytes that were typed the VM had room for, from the first on.
+    /// The number of typed bytes, from the first on, that the VM had room for.
     Taken(u32),
-    /// What a port's guest has said, and taken.
+    /// The bytes that a port's guest has sent, and the number that it has taken.
     Heard(port::Heard),
 }
 
-/// What a VM has printed.
+/// Output of a VM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Output {
     /// The place of the first byte among all that it has printed. If it is a later one than was asked for, those between are lost.
     pub at: u64,
     /// The bytes, up to [`MOST_OUTPUT`].
     pub bytes: Vec<u8>,
-    /// Whether the VM has ended, and this is the last of it.
+    /// True if the VM has ended, and this is the last of it.
     pub is_over: bool,
 }
 
-/// How long a hart has done what, in ticks: of the times only for which it was asked to note it.
+/// The times of a hart by activity, in ticks, during the spans in which recording was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct HartTimes {
-    /// It ran guests.
+    /// The time in guests.
     pub guest: u64,
-    /// It was in Gnomon.
+    /// The time in Gnomon.
     pub host: u64,
-    /// It waited for something to do.
+    /// The time without work.
     pub idle: u64,
 }
 
@@ -167,18 +168,18 @@ pub struct Events {
     pub timebase: u64,
     /// The exits, oldest first: up to [`MOST_EVENTS`].
     pub events: Vec<Event>,
-    /// How many were lost before them, since nobody took them in time.
+    /// The number of earlier events that were lost, since they were not fetched in time.
     pub lost: u64,
 }
 
 /// An exit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Event {
-    /// When it came, in ticks.
+    /// The time of the exit, in ticks.
     pub at: u64,
-    /// How long it took until the hart entered a guest again, in ticks.
+    /// The time until the hart entered a guest again, in ticks.
     pub took: u64,
-    /// How much of that the hart had nothing to do.
+    /// The part of that in which the hart was idle.
     pub idle: u64,
     /// The VM's number.
     pub vm: u64,
@@ -194,7 +195,7 @@ pub struct Event {
     pub detail: u64,
 }
 
-/// Who is there.
+/// The machine's description.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Gnomon's version.
@@ -214,41 +215,41 @@ pub struct Vms {
     pub vms: Vec<VmInfo>,
 }
 
-/// What a VM is.
+/// The description of a VM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmInfo {
     /// Its number, which no other VM of the run ever has.
     pub number: u64,
     /// Its name.
     pub name: String,
-    /// Where it is in its life.
+    /// The VM's state.
     pub state: VmState,
-    /// How its memory is virtualized; `None`: that is chosen when it is created.
+    /// The mode of memory virtualization; `None`: it is chosen when the VM is created.
     pub mode: Option<MmuMode>,
-    /// How many vCPUs it has.
+    /// The number of vCPUs.
     pub vcpus: u32,
     /// Its RAM, in bytes.
     pub memory_bytes: u64,
-    /// How much of that it has frames for, in bytes.
+    /// The memory that the VM has frames for, in bytes.
     pub resident_bytes: u64,
-    /// When it has begun its present life, in ticks; `None` if it has not.
+    /// The time of the VM's last start, in ticks; `None` if it has not started.
     pub since: Option<u64>,
 }
 
-/// Where a VM is in its life.
+/// The state of a VM in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum VmState {
-    /// It starts when another one has ended.
+    /// The VM starts when another one has ended.
     Waiting,
-    /// It is being started, for the first time or over.
+    /// The VM is being started, for the first time or after a reset.
     Starting,
-    /// It runs.
+    /// The VM runs.
     Running,
-    /// It is paused.
+    /// The VM is paused.
     Paused,
-    /// It is coming to its end.
+    /// The VM is being stopped.
     Ending,
-    /// It is gone.
+    /// The VM was destroyed.
     Ended,
 }
 

@@ -1,7 +1,8 @@
-//! What whoever is connected to a port of a VM's says to the guest, and hears of it.
+//! The exchange of bytes between a port's guest and the program of the host that is connected there.
 //!
-//! Bytes of a connection have places, from 0 on in each direction. So whatever is lost on the way can be said again: what was taken is not
-//! taken twice, and what was given is kept until the next request says that it has come.
+//! Bytes of a connection have places, from 0 on in each direction. So bytes that are lost on the way can be sent again:
+//! those that were taken are not taken twice, and those that were sent are kept until the next request acknowledges
+//! them.
 
 use crate::snapshot::bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ pub const MOST_SENT: usize = 3968;
 /// Most bytes for the guest that Gnomon keeps, and most of the guest's: an answer has room for so many.
 pub const MOST_KEPT: usize = 8 << 10;
 
-/// What is asked for.
+/// A request about a port.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Wish {
     /// Say and hear something: [`super::Answer::Heard`], or [`super::Answer::Later`] if the VM is not there yet. The guest sees a connection
@@ -32,19 +33,19 @@ pub struct Exchange {
     pub bytes: Bytes,
     /// The place of the first of the guest's bytes that is wanted: those before have come, and are not kept any more.
     pub from: u64,
-    /// How many are wanted at most.
+    /// The most bytes that are wanted.
     pub most: u32,
 }
 
-/// What there is to hear, and what came of what was said.
+/// The guest's bytes, and the number of the program's bytes that were taken.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Heard {
-    /// How many bytes of this connection were taken for the guest: the place of the next.
+    /// The number of this connection's bytes that were taken for the guest: the place of the next.
     pub taken: u64,
-    /// How many of those the guest does not have yet.
+    /// The number of those that the guest has not read yet.
     pub waiting: u32,
     /// Bytes that the guest has sent, from the place that was asked for on; up to [`MOST_KEPT`].
     pub bytes: Bytes,
-    /// Whether the guest has the port open.
+    /// True if the guest has the port open.
     pub is_open: bool,
 }

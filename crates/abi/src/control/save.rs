@@ -1,7 +1,7 @@
-//! What a snapshot of a VM needs.
+//! Requests of a snapshot of a VM.
 //!
-//! It is begun, which pauses the VM; then the state is fetched, and RAM, in pieces; and it is ended. Until then the VM stands still, and so
-//! do its devices: who lets it go on, or ends it, ends the snapshot as well, and no more of it is given out.
+//! A snapshot is begun, which pauses the VM; then the state is fetched, and RAM, in pieces; and it is ended. Until then
+//! the VM stands still, and so do its devices. A request that resumes or stops the VM ends the snapshot as well.
 
 use crate::snapshot::bytes::Bytes;
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ pub const MOST_PAGES: usize = 3;
 /// Most bytes of the state in an answer.
 pub const MOST_STATE: usize = 12 << 10;
 
-/// What is asked for.
+/// A snapshot's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Save {
     /// Begin, and pause the VM: [`super::Answer::Saving`], or [`super::Answer::Later`] until it stands still. It is refused while another
@@ -49,14 +49,14 @@ pub struct Saving {
     pub state_bytes: u32,
     /// Pages of its RAM.
     pub pages: u64,
-    /// Whether the VM ran before.
+    /// True if the VM ran before.
     pub was_running: bool,
 }
 
 /// Pages of RAM.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Pages {
-    /// Where to go on: all pages before it that are not here are zero.
+    /// The page to continue from: all pages before it that are not here are zero.
     pub next: u64,
     /// The numbers of those that are here, ascending.
     pub first: Vec<u64>,

@@ -40,40 +40,40 @@ pub struct UartState {
     pub mcr: u8,
     pub scratch: u8,
     pub divisor: u16,
-    /// Whether the FIFOs are on.
+    /// True if the FIFOs are on.
     pub fifo: bool,
     /// LSR's overrun.
     pub overrun: bool,
     /// The interrupt of an empty transmitter is pending.
     pub thre: bool,
-    /// And will be, soon.
+    /// True if the interrupt will be pending soon.
     pub draining: bool,
     /// The guest has claimed an interrupt since that one was raised.
     pub thre_seen: bool,
     /// Reads of LSR until what was received is there.
     pub quiet: u8,
-    /// What was written, and has not left.
+    /// Bytes that were written and have not left.
     pub sending: Bytes,
-    /// What has come, and was not read.
+    /// Bytes that have arrived and were not read.
     pub received: Bytes,
-    /// What loopback has sent to itself.
+    /// Bytes that loopback has sent to itself.
     pub looped: Bytes,
 }
 
 /// A Goldfish RTC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RtcState {
-    /// What the guest's clock is ahead of the host's, in nanoseconds modulo 2^64.
+    /// The lead of the guest's clock over the host's, in nanoseconds modulo 2^64.
     pub ahead: u64,
     /// The latched upper half of the time.
     pub high: u32,
     /// The alarm, in nanoseconds of the guest's clock.
     pub alarm: u64,
-    /// Whether it is set.
+    /// True if it is set.
     pub is_set: bool,
-    /// Whether its interrupt is pending.
+    /// True if its interrupt is pending.
     pub is_pending: bool,
-    /// Whether that is enabled.
+    /// True if that is enabled.
     pub is_enabled: bool,
 }
 
@@ -86,7 +86,7 @@ pub struct VirtioState {
     pub device_features_sel: u32,
     /// `DriverFeaturesSel`.
     pub driver_features_sel: u32,
-    /// What the driver has accepted.
+    /// The features that the driver has accepted.
     pub driver_features: u64,
     /// `QueueSel`.
     pub queue_sel: u32,
@@ -98,11 +98,11 @@ pub struct VirtioState {
     pub generation: u32,
     /// The queues.
     pub queues: Vec<QueueState>,
-    /// What else there is.
+    /// The state beside transport and queues.
     pub own: OwnState,
 }
 
-/// What a virtio device has beside its transport and queues.
+/// The state of a virtio device beside its transport and queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum OwnState {
     /// Nothing.
@@ -117,32 +117,32 @@ pub enum OwnState {
     },
     /// A console, and ports.
     Console {
-        /// How many bytes were printed of what is to be printed next.
+        /// The number of bytes already printed of the chain that is printed next.
         sent: u32,
-        /// Whether the driver has printed something.
+        /// True if the driver has printed something.
         has_sent: bool,
         /// By number, the console's first. Those that there are not are as after a reset.
         ports: [PortState; 1 + MAX_PORTS],
     },
 }
 
-/// What a driver knows of a port, and what it is still to be told.
+/// The driver's knowledge of a port, and the messages that it still has to get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PortState {
-    /// What it is to be told, a bit for each.
+    /// The messages that it has to get, a bit for each.
     pub owed: u8,
-    /// It says that it can use the port.
+    /// True if the driver has said that it can use the port.
     pub is_ready: bool,
-    /// It knows that somebody is connected.
+    /// True if the driver knows that a program is connected.
     pub is_told: bool,
-    /// It has opened the port.
+    /// True if the driver has opened the port.
     pub is_open: bool,
 }
 
 /// A virtqueue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct QueueState {
-    /// How many entries it has.
+    /// The number of entries.
     pub size: u16,
     /// GPA of the descriptors.
     pub descriptors: u64,
@@ -150,6 +150,6 @@ pub struct QueueState {
     pub driver: u64,
     /// GPA of the device's ring.
     pub device: u64,
-    /// If it is ready: how many chains were taken, given back, and told of, modulo 2^16.
+    /// The numbers of chains that were taken, returned, and notified of, modulo 2^16, if the queue is ready.
     pub ready: Option<[u16; 3]>,
 }

@@ -52,12 +52,12 @@ const LAST: u32 = 3;
 static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 static CRC_64: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_XZ);
 
-/// Why a file is no snapshot that can be used.
+/// The reason for which a file is no usable snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bad {
-    /// It does not begin like one.
+    /// The file does not begin like a snapshot.
     NotASnapshot,
-    /// It was made by another version.
+    /// The file was made by another version.
     Version(u32),
     /// A check sum is wrong.
     Damaged,
@@ -89,7 +89,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_le_bytes)
 }
 
-/// The sum of a section, but for itself.
+/// The check sum of a section, itself excluded.
 fn sum(kind: u32, at: u64, body: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&kind.to_le_bytes());
@@ -133,7 +133,8 @@ impl Writer {
         head
     }
 
-    /// What stands in front of those pages: whole ones that follow each other, at most [`MOST_PAGES`], behind those of before.
+    /// The head of a section of pages: whole ones that follow each other, at most [`MOST_PAGES`], behind those of
+    /// before.
     #[must_use]
     pub fn pages(&mut self, first: u64, pages: &[u8]) -> [u8; HEAD] {
         self.sections += 1;
@@ -154,7 +155,7 @@ impl Writer {
     }
 }
 
-/// What has come of a part of a file.
+/// The result of reading a part of a file.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Part<'a> {
     /// Nothing yet.
@@ -211,7 +212,7 @@ impl Default for Reader {
 }
 
 impl Reader {
-    /// How many bytes come next, no more than [`MOST_STATE_BYTES`]; 0 at the end.
+    /// The number of bytes that come next, at most [`MOST_STATE_BYTES`]; 0 at the end.
     #[must_use]
     pub const fn wants(&self) -> usize {
         match self.stage {
@@ -266,7 +267,7 @@ impl Reader {
         }
     }
 
-    /// What a head says, if that can be.
+    /// The contents of a head, if it is valid.
     fn body(&self, head: &[u8]) -> Result<Stage, Bad> {
         let (kind, sum, at, length) = (word(head, 0), word(head, 4), number(head, 8), number(head, 16));
         let bytes = usize::try_from(length).unwrap_or(usize::MAX);

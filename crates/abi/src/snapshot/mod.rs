@@ -1,4 +1,4 @@
-//! What a snapshot of a VM is: its state ([`State`]) and the pages of its RAM that are not zero, in a [`file`].
+//! A snapshot of a VM: its state ([`State`]) and the pages of its RAM that are not zero, in a [`file`].
 //!
 //! Nothing here says how the VM's memory was virtualized, or on how many harts: so it goes on in any mode, on any number.
 //! Times are the guest's own, in ticks of `time`.
@@ -26,7 +26,7 @@ pub const NEVER: u64 = u64::MAX;
 /// All of a paused VM but its RAM.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct State {
-    /// What the VM is, and what its guest was told.
+    /// The VM, and the promises to its guest.
     pub told: Told,
     /// Its vCPUs, in the order of their numbers.
     pub vcpus: Vec<VcpuState>,
@@ -39,7 +39,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether one of its kernels was told [`crate::root_cache::TAGGED`].
+    /// Returns whether one of its kernels was told [`crate::root_cache::TAGGED`].
     #[must_use]
     pub fn is_tagged(&self) -> bool {
         self.vcpus.iter().any(|vcpu| vcpu.root_cache.is_some_and(|cache| cache.is_tagged))
@@ -51,11 +51,11 @@ impl State {
 pub struct Placed {
     /// GPA of its first register.
     pub at: u64,
-    /// What it is.
+    /// The device's state.
     pub device: DeviceState,
 }
 
-/// What a VM is, and what its guest was told. Whoever goes on with it has to offer as much.
+/// The VM, and the promises to its guest. A machine that continues it has to offer as much.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Told {
     /// Its name.
@@ -74,43 +74,43 @@ pub struct Told {
     pub formats: Vec<u8>,
     /// Bytes in a vector register, 0 without V.
     pub vlenb: u32,
-    /// Whether updates of A and D bits are promised (Svadu).
+    /// True if updates of A and D bits are promised (Svadu).
     pub svadu: bool,
-    /// Whether it has a memory balloon.
+    /// True if it has a memory balloon.
     pub has_balloon: bool,
     /// Its disks. What is on them is not in the snapshot.
     pub disks: Vec<DiskState>,
     /// The address of its network card, if it has one.
     pub mac: Option<Mac>,
-    /// What it mounts its shared folders by. What is in them is not in the snapshot.
+    /// The tags by which it mounts its shared folders. Their contents are not in the snapshot.
     pub shares: Vec<String>,
-    /// Whether it has a source of random bytes.
+    /// True if it has a source of random bytes.
     pub has_rng: bool,
-    /// Whether it has a virtio console.
+    /// True if it has a virtio console.
     pub has_virtio_console: bool,
-    /// The names of its ports. Whoever was connected to one is not in the snapshot.
+    /// The names of its ports. Connections to them are not in the snapshot.
     pub ports: Vec<String>,
 }
 
-/// What has to agree of a disk.
+/// The properties of a disk that must match.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DiskState {
-    /// How many sectors of 512 bytes it has.
+    /// The number of sectors of 512 bytes.
     pub sectors: u64,
-    /// Whether nothing can be written.
+    /// True if nothing can be written.
     pub is_read_only: bool,
 }
 
 /// A vCPU.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Whether it is started (SBI HSM). If not, nothing else of it matters.
+    /// True if it is started (SBI HSM). If not, nothing else of it matters.
     pub is_started: bool,
-    /// Whether it is in supervisor mode, or else in user mode.
+    /// True if it is in supervisor mode, or else in user mode.
     pub is_supervisor: bool,
     /// x0 to x31.
     pub x: [u64; 32],
-    /// Where it goes on.
+    /// The program counter.
     pub pc: u64,
     /// f0 to f31.
     pub f: [u64; 32],
@@ -122,13 +122,13 @@ pub struct VcpuState {
     pub vector: [u64; 4],
     /// Its control and status registers.
     pub csrs: Csrs,
-    /// Whether its software interrupt is pending.
+    /// True if its software interrupt is pending.
     pub is_software_pending: bool,
-    /// When its timer interrupt is due, in guest time, or [`NEVER`]. One of the past is pending.
+    /// The time of its timer interrupt, in guest time, or [`NEVER`]. One of the past is pending.
     pub timer: u64,
     /// SBI FWFT: misaligned accesses' exceptions are the kernel's own.
     pub delegates_misaligned: bool,
-    /// And that is locked.
+    /// True if that is locked.
     pub is_locked: bool,
     /// The page that it shares ([`crate::root_cache`]), if it does.
     pub root_cache: Option<RootCacheState>,
@@ -141,7 +141,7 @@ pub struct RootCacheState {
     pub at: u64,
     /// Places in it.
     pub places: u32,
-    /// Whether the kernel was told [`crate::root_cache::TAGGED`].
+    /// True if the kernel was told [`crate::root_cache::TAGGED`].
     pub is_tagged: bool,
 }
 
@@ -177,22 +177,22 @@ pub struct EventsState {
 pub struct EventState {
     /// 0 unused, 1 registered, 2 enabled, 3 running.
     pub state: u8,
-    /// Whether it is pending.
+    /// True if it is pending.
     pub is_pending: bool,
     /// Its attributes, by the specification's numbers; the status (0) has no meaning.
     pub attributes: [u64; 10],
 }
 
 impl State {
-    /// As bytes.
+    /// Encodes the state.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         // Serializing plain data into memory cannot fail.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// From bytes, all of them. `None` if they are no state, or one with longer lists than a VM has: of a byte, a list makes many. Nothing
-    /// else in it is checked: whoever uses a value checks it.
+    /// Decodes a state from all of the bytes. `None` if they are no state, or one with longer lists than a VM has: of a
+    /// byte, a list makes many. Nothing else in it is checked: the user of a value checks it.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > MOST_STATE_BYTES {
@@ -204,7 +204,7 @@ impl State {
         }
     }
 
-    /// Whether so many bytes are no more than it needs. What is not a list of bytes is short, but for what there is of each vCPU.
+    /// Returns whether so many bytes are no more than it needs. All parts but lists of bytes and the state of each vCPU are short.
     fn is_proportionate(&self, bytes: usize) -> bool {
         const FIXED: usize = 16 << 10;
         const OF_A_VCPU: usize = 1 << 10;

@@ -68,7 +68,7 @@ fn file() -> Vec<u8> {
 /// The state, and pages by their first number and length.
 type Content = (State, Vec<(u64, usize)>);
 
-/// What a file has, or what is wrong with it; `None` if it is cut off.
+/// The contents of a file, or its fault; `None` if it is cut off.
 fn read(mut file: &[u8]) -> Result<Option<Content>, Bad> {
     let (mut reader, mut state, mut pages) = (Reader::default(), None, Vec::new());
     loop {

@@ -48,7 +48,7 @@ impl Driver {
         BALLOON.set_up(REPORTING | INDIRECT_DESC, &self.rings)
     }
 
-    /// The same from empty rings on.
+    /// Starts the device with empty rings.
     pub fn start_over(&mut self) -> Check {
         reset()?;
         self.rings.iter().for_each(Rings::clear);
@@ -75,7 +75,7 @@ impl Driver {
         self.is_back(queue)
     }
 
-    /// The same by a table of descriptors of its own.
+    /// Makes buffers available by a table of descriptors of their own.
     pub fn give_by_table(&mut self, queue: u32, table: u64, buffers: &[(u64, u64)], flags: u64) -> Check {
         for (n, buffer) in (0..).zip(buffers) {
             let next = if n + 1 < buffers.len() as u64 { NEXT } else { 0 };
@@ -106,7 +106,7 @@ pub fn set_queue(queue: u32, rings: &Rings) {
     BALLOON.set_queue(queue, rings);
 }
 
-/// Whether the VM has a balloon, as its device tree says.
+/// Returns whether the VM has a balloon, as its device tree says.
 pub fn is_there() -> bool {
     let node = board::tree().find_node(NODE);
     node.is_some_and(|node| {

@@ -162,7 +162,8 @@ fn report_pages(driver: &mut Driver) -> Check {
     expect(at, at + BLOCK, true)
 }
 
-/// As many buffers as Linux has in one report, by a table of descriptors; and as many as there can be, one behind the other.
+/// A report of as many buffers as Linux uses, by a table of descriptors; and one of as many as there can be, one behind
+/// the other.
 fn report_many(driver: &mut Driver) -> Check {
     let at = blocks(3, 4);
     fill(at, at + 4 * BLOCK);

@@ -19,7 +19,7 @@ static SATP: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 static IS_OVER: AtomicU64 = AtomicU64::new(0);
 /// Others that have started.
 static READY: AtomicU64 = AtomicU64::new(0);
-/// How many things others have found wrong, and one of them.
+/// The number of wrong findings of other harts, and one of them.
 static WRONG: AtomicU64 = AtomicU64::new(0);
 static EXAMPLE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// Useful turns of all the others.
@@ -160,7 +160,7 @@ pub fn elsewhere(format: &'static Format) -> Check {
     })
 }
 
-/// Where the other harts store without a pause: each its own word, ever growing.
+/// The words to which the other harts store without a pause: each its own, ever growing.
 fn store() {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let at = TEST_VA + 8 * hart::id();

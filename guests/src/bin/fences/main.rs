@@ -1,6 +1,5 @@
-//! What each kind of fence covers, where translations of many address spaces are alive: switches
-//! between spaces with edits in between, reused ASIDs, global pages, ranges, and harts that are
-//! elsewhere when their translations change. (`rfence` has the plain cases.)
+//! The coverage of each kind of fence, with live translations of many address spaces: switches between spaces with
+//! edits in between, reused ASIDs, global pages, ranges, and harts that are elsewhere when their translations change.
 #![no_std]
 #![no_main]
 

@@ -138,7 +138,7 @@ pub fn same_asid(format: &'static Format) -> Check {
     Ok(())
 }
 
-/// How many roots are alive at once: more than fit into small caches of roots.
+/// The number of live roots: more than fit into small caches of roots.
 const ROOTS: usize = 80;
 
 /// Many spaces in turn, without fences but after edits.

@@ -222,7 +222,7 @@ fn suspend_bad_type() -> Check {
 
 const LOSES: u64 = suspend_type::NON_RETENTIVE as u64;
 
-/// What a hart must find that has slept without its state.
+/// The expected state of a hart that has slept without its state.
 fn is_anew(woken: &Woken) -> Check {
     ensure_eq!((woken.hart, woken.has_opaque), (hart::id(), true), "a0, whether a1 is the opaque value");
     ensure_eq!((woken.sstatus & status::SIE, woken.satp), (0, 0), "sstatus.SIE, satp");
@@ -252,7 +252,7 @@ fn sleep_until_timer() -> Check {
     (0..3).try_for_each(|_| sleep_for(5))
 }
 
-/// The interrupt that ends the sleep is there before it begins: the state is lost all the same.
+/// The interrupt that ends the sleep is pending before it begins: the state is lost nevertheless.
 fn sleep_though_pending() -> Check {
     sleep_for(0)
 }
@@ -323,7 +323,7 @@ static WINNERS: AtomicU64 = AtomicU64::new(0);
 static LOSERS: AtomicU64 = AtomicU64::new(0);
 static RACERS: AtomicU64 = AtomicU64::new(0);
 
-/// Tries to start `target` together with somebody else.
+/// Tries to start `target` together with another hart.
 fn race(target: u64) {
     RACERS.fetch_add(1, SeqCst);
     while RACERS.load(SeqCst) < 2 {

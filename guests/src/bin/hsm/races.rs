@@ -15,9 +15,9 @@ use sbi_spec::hsm::{hart_state, suspend_type};
 use sbi_spec::rfnc::{REMOTE_FENCE_I, REMOTE_SFENCE_VMA};
 use spin::{Mutex, Once};
 
-/// How long a race takes, in milliseconds.
+/// The time of a race, in milliseconds.
 const DURATION_MS: u64 = 100;
-/// What a hart does before it stops.
+/// The number of actions of a hart before it stops.
 const ACTIONS: u64 = 16;
 
 /// Starts of a hart: how many, and the sum of their opaque values, which are all different.
@@ -80,14 +80,14 @@ fn states() -> [u64; hart::MAX] {
     core::array::from_fn(|id| hart_status(id as u64).1)
 }
 
-/// Whether all other harts have stopped, for ever: nobody was started while they were looked at.
+/// Returns whether all other harts have stopped for good: none was started while they were examined.
 fn all_have_stopped() -> bool {
     let sent = || SENT.iter().map(|starts| starts.get().0).sum::<u64>();
     let (before, stopped) = (sent(), hart_state::STOPPED as u64);
     board().other_harts().all(|other| hart_status(other) == (SUCCESS, stopped)) && sent() == before
 }
 
-/// What a hart does that was started.
+/// The job of a hart that was started.
 fn racer(ticket: u64) {
     CAME[hart::id() as usize].add(ticket);
     let mut random = Random::of(ticket);

@@ -359,7 +359,7 @@ fn fifo_bits() -> Check {
     Ok(())
 }
 
-/// What is sent comes back, nothing goes out; modem outputs show as inputs.
+/// In loopback, sent bytes return and nothing leaves; modem outputs show as inputs.
 fn loopback() -> Check {
     out8(UART + IIR, 0x07);
     out8(UART + MCR, MCR_LOOP | 0x0a);

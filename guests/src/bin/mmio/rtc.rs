@@ -18,7 +18,7 @@ fn now() -> u64 {
     u64::from(low) | u64::from(in32(TIME + 4)) << 32
 }
 
-/// It is later than when this was written, and time goes on.
+/// The time is later than when this was written, and it passes.
 pub fn time_of_day() -> Check {
     const YEAR_2020: u64 = 1_577_836_800_000_000_000;
     let first = now();

@@ -3,16 +3,16 @@
 use guests::access::{in32, out32};
 use guests::{Check, board, ensure_eq, sbi};
 
-/// Where it is.
+/// The first address of the device.
 const START: u64 = 0x1000_1000;
 
-/// Whether there is one: only where the VM file asks for it.
+/// Returns whether there is one: only where the VM file asks for it.
 pub fn is_there() -> bool {
     // On the bare machine there are eight, and nothing behind them.
     sbi::is_gnomon() && board::tree().find_node("/soc/virtio_mmio@10001000").is_some()
 }
 
-/// What identifies it, and a register that keeps what is written, many times.
+/// The registers that identify the device, and one that keeps what is written, many times.
 pub fn registers() -> Check {
     const MAGIC: u64 = 0;
     const VERSION: u64 = 4;

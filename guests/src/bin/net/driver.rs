@@ -36,7 +36,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The same from empty rings on.
+    /// Starts the device with empty rings.
     pub fn start_over(&mut self) -> Check {
         CARD.reset()?;
         self.rings.iter().for_each(Rings::clear);
@@ -44,7 +44,7 @@ impl Driver {
         CARD.set_up(MAC | INDIRECT_DESC, &self.rings)
     }
 
-    /// Where the frame is that a place has; the header is in front of it.
+    /// The address of a place's frame, behind its header.
     pub fn frame(&self, queue: u32, place: u64) -> u64 {
         self.buffers + 4096 * (SIZE * u64::from(queue) + place) + 16
     }
@@ -83,7 +83,7 @@ impl Driver {
         Some((words[0] | words[1] << 16, words[2] | words[3] << 16))
     }
 
-    /// How much was made available and has not come back.
+    /// The number of buffers that were made available and have not been returned.
     pub fn missing(&self, queue: u32) -> u16 {
         self.made[queue as usize].wrapping_sub(get16(self.rings[queue as usize].device + 2))
     }

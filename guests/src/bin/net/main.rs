@@ -68,7 +68,7 @@ fn features() -> Check {
     Ok(())
 }
 
-/// Asks who has the gateway's address (ARP), as somebody.
+/// Asks for the gateway's hardware address (ARP), from any source address.
 fn question(source: [u8; 6]) -> [u8; 60] {
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&ALL);
@@ -80,7 +80,7 @@ fn question(source: [u8; 6]) -> [u8; 60] {
     frame
 }
 
-/// Whether an answer to that comes, within so many milliseconds.
+/// Returns whether an answer to that comes, within so many milliseconds.
 fn is_answered(driver: &mut Driver, patience: u64) -> bool {
     let end = metal::time() + board().ticks(patience);
     while metal::time() < end {
@@ -106,7 +106,7 @@ fn ask(driver: &mut Driver) -> Check {
     Ok(())
 }
 
-/// What it sends as somebody that no card can be reaches nobody.
+/// Frames from a source address that no card can have reach no card.
 fn own_frames_only(driver: &mut Driver) -> Check {
     driver.offer_all();
     for source in [ALL, [0; 6], [1, 0, 0x5e, 0, 0, 1]] {

@@ -1,4 +1,5 @@
-//! Whether what an access came to is something that the tables allowed since the fences: the walk over all values that each entry had.
+//! The judgement of an access: its result must be one that the tables allowed since the fences. The walk goes over all
+//! values that each entry had.
 
 use crate::tables::{self, Since, Table, Tables};
 use crate::tag::{self, Bits};
@@ -6,7 +7,7 @@ use guests::board;
 use guests::expect::{FETCH_ACCESS, FETCH_PAGE, ILLEGAL, LOAD_ACCESS, LOAD_PAGE, STORE_ACCESS, STORE_PAGE};
 use guests::trap::Trap;
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `ld`
@@ -40,9 +41,9 @@ pub struct Access {
     pub page: u64,
     /// Within the page, of a word.
     pub offset: u64,
-    /// Whether supervisor mode may use the user's pages (SUM).
+    /// True if supervisor mode may use the user's pages (SUM).
     pub may_use_users: bool,
-    /// What was read (nothing by a store), or the trap.
+    /// The value that was read (none by a store), or the trap.
     pub found: Result<u64, Trap>,
 }
 
@@ -54,7 +55,7 @@ impl Access {
     }
 }
 
-/// What may come of an access.
+/// A possible result of an access.
 #[derive(Clone, Copy)]
 enum Outcome {
     PageFault,
@@ -64,7 +65,7 @@ enum Outcome {
     At(u64),
 }
 
-/// Where an entry leads.
+/// The target of an entry.
 enum Step<'a> {
     Table(&'a Table),
     End(Outcome),
@@ -92,7 +93,7 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Whether something explains the access, which was made after the fences that `since` tells.
+    /// Returns whether something explains the access, which was made after the fences that `since` tells.
     pub fn explains(tables: &'a Tables, access: Access, since: Since, reached: &'a Bits) -> bool {
         if access.found.is_err_and(|trap| trap.tval != access.address() && trap.cause != ILLEGAL) {
             return false;
@@ -127,7 +128,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Where an entry leads.
+    /// Follows an entry.
     fn step(&self, entry: u64, level: u32) -> Step<'a> {
         let at = entry >> 10 << 12 & !(RESERVED << 2);
         let within = (1 << (12 + 9 * level)) - 1;
@@ -188,7 +189,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Whether memory is there that is no firmware's.
+/// Returns whether memory is there that is no firmware's.
 fn is_memory(at: u64) -> bool {
     (board().ram_start + IMAGE_AT..board().ram_end()).contains(&at)
 }

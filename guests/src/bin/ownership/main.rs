@@ -1,6 +1,7 @@
-//! Whose memory is it? Each word of tagged memory says where it is and whose. All harts edit tables at random, which lead to tagged memory, to
-//! tables, to devices, to nowhere and to where other VMs may be, and make loads, stores, AMOs and fetches through them, with and
-//! without fences. Whatever comes of an access has to be what the tables allowed since the hart's fences.
+//! The ownership of memory: each word of tagged memory contains its place and its VM. All harts edit tables at random,
+//! which lead to tagged memory, to tables, to devices, to nowhere and to where other VMs may be, and make loads,
+//! stores, AMOs and fetches through them, with and without fences. Every result of an access has to be one that the
+//! tables allowed since the hart's fences.
 //!
 //! Boot arguments: this VM's number (1 if missing), which its secret and its random numbers come from; steps of each hart
 //! (else [`STEPS`]); for how many milliseconds more are to follow (else none).
@@ -33,7 +34,7 @@ guests::entry_point!(main);
 /// Steps of each hart.
 const STEPS: u64 = 4000;
 
-/// What all harts share.
+/// The state that all harts share.
 struct World {
     tables: Tables,
     spaces: [Space; SPACES],
@@ -185,7 +186,7 @@ impl Attacker {
         world().tables.all()[chosen.expect("each level has some")].page.address()
     }
 
-    /// What a leaf may allow; of eight one is the user's, and one global.
+    /// The rights of a random leaf; of eight one is the user's, and one global.
     fn flags(&mut self) -> PteFlags {
         let rights = self.random.any(&[PteFlags::R, RW, RW, RWX, RWX, PteFlags::R | PteFlags::X, XO]);
         let more = self.random.any(&[PteFlags::U, PteFlags::G]);

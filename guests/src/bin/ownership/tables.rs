@@ -30,7 +30,7 @@ pub fn level(table: usize) -> u32 {
 
 /// Values that are known of an entry.
 const KNOWN: usize = 8;
-/// It is still valid.
+/// The end of a value that is still valid.
 const NOW: u64 = u64::MAX;
 
 static CLOCK: AtomicU64 = AtomicU64::new(1);
@@ -62,7 +62,7 @@ impl Table {
         Self { page, slots: LIVE.map(slot) }
     }
 
-    /// What is known of the entry that a page's address uses at a level.
+    /// The known values of the entry that a page's address uses at a level.
     pub fn values(&self, page: u64, level: u32) -> [(u64, u64); KNOWN] {
         *self.slots[index(page, level)].values.lock()
     }

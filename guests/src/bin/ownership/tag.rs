@@ -9,7 +9,7 @@ use guests::{board, ram};
 
 /// Bytes of tagged memory: four superpages.
 pub const ARENA_BYTES: u64 = 8 << 20;
-/// Where it begins, after the start of RAM.
+/// The offset of the tagged memory from the start of RAM.
 const ARENA_AT: u64 = 32 << 20;
 /// Words in it.
 const WORDS: u64 = ARENA_BYTES / 8;
@@ -41,12 +41,12 @@ pub fn arena() -> u64 {
     board().ram_start + ARENA_AT
 }
 
-/// Whether an address lies in it.
+/// Returns whether an address lies in it.
 pub fn is_tagged(at: u64) -> bool {
     (arena()..arena() + ARENA_BYTES).contains(&at)
 }
 
-/// What code at a tagged address returns.
+/// The return value of code at a tagged address.
 pub fn fetched(at: u64) -> u64 {
     let place = ((at - arena()) / 8) ^ key();
     // `lui` extends the sign.
@@ -58,12 +58,12 @@ pub fn word(at: u64) -> u64 {
     u64::from(fetched(at) as u32) | LUI_A0 | RET << 32 | secret() << 48
 }
 
-/// Whether a word is the one of that address, whatever its marks.
+/// Returns whether a word is the one of that address, whatever its marks.
 pub fn is_word_of(found: u64, at: u64) -> bool {
     (found ^ word(at)) & !MARKS == 0
 }
 
-/// Whether a word is of another VM.
+/// Returns whether a word is of another VM.
 pub fn is_anothers(found: u64) -> bool {
     found & 0xfff == LUI_A0 && found >> 32 & 0xffff == RET && found >> 48 & 0xff != secret()
 }
@@ -82,7 +82,8 @@ pub fn write_all() {
     words().for_each(|(at, cell)| cell.store(word(at), Relaxed));
 }
 
-/// The first word that is no longer what it was but for marks, or that is marked though `may_be_marked` says no: its address and value.
+/// The first word that has changed apart from marks, or that is marked although `may_be_marked` forbids it: its address
+/// and value.
 pub fn first_damaged(may_be_marked: impl Fn(u64) -> bool) -> Option<(u64, u64)> {
     words()
         .map(|(at, cell)| (at, cell.load(Relaxed)))
@@ -110,7 +111,7 @@ impl Bits {
         cell.fetch_or(bit, Relaxed);
     }
 
-    /// Whether it is set.
+    /// Returns whether it is set.
     pub fn is_set(&self, at: u64) -> bool {
         let (cell, bit) = self.cell(at);
         cell.load(Relaxed) & bit != 0

@@ -55,7 +55,7 @@ fn entries_flags() -> impl Iterator<Item = u64> {
     (0..256).filter(|flags| flags & 1 == 1 || flags % 16 == 0)
 }
 
-/// Where a leaf of the level is put: in a slot of its own, away from what is mapped to itself.
+/// The address of a level's test leaf: in a slot of its own, away from what is mapped to itself.
 fn place(level: Level) -> u64 {
     TEST_VA.next_multiple_of(level.bytes()) + level.bytes()
 }

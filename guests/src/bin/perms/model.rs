@@ -1,5 +1,5 @@
-//! What an access through one leaf must come to: the privileged specification's "Virtual Address
-//! Translation Process", steps 3 to 9, written anew. Nothing of the crate `rv` is used: Gnomon shares that.
+//! The right result of an access through one leaf: the privileged specification's "Virtual Address Translation
+//! Process", steps 3 to 9, written anew. Nothing of the crate `rv` is used: Gnomon shares that.
 
 use guests::paging::AdBits;
 
@@ -20,7 +20,7 @@ pub const A: u64 = 1 << 6;
 /// Dirty.
 pub const D: u64 = 1 << 7;
 
-/// How memory is accessed.
+/// The kind of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Load,
@@ -34,7 +34,7 @@ pub enum Kind {
 
 pub const KINDS: [Kind; 6] = [Kind::Load, Kind::Store, Kind::Amo, Kind::LoadReserved, Kind::Pair, Kind::Fetch];
 
-/// Who accesses.
+/// The privilege of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     Supervisor,
@@ -50,7 +50,7 @@ pub struct Access {
     pub mxr: bool,
 }
 
-/// What comes of an access.
+/// The result of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The exception, if there is one.
@@ -86,7 +86,7 @@ fn store(entry: u64, level: u32, access: Access, ad: AdBits) -> Outcome {
     finish(entry, level, STORE, entry & W != 0 && may_touch(entry, access), A | D, ad)
 }
 
-/// Whether U and SUM let the mode load or store at all.
+/// Returns whether U and SUM let the mode load or store at all.
 fn may_touch(entry: u64, access: Access) -> bool {
     match access.mode {
         Mode::User => entry & U != 0,
@@ -107,7 +107,7 @@ fn finish(entry: u64, level: u32, cause: u64, is_allowed: bool, needed: u64, ad:
     }
 }
 
-/// Whether the entry is a legal leaf where neither Svnapot nor Svpbmt give bits 63 to 61 a meaning.
+/// Returns whether the entry is a legal leaf where neither Svnapot nor Svpbmt give bits 63 to 61 a meaning.
 fn is_leaf(entry: u64, level: u32) -> bool {
     let frame = entry >> 10 & ((1 << 44) - 1);
     let is_aligned = frame & ((1 << (9 * level)) - 1) == 0;

@@ -7,16 +7,16 @@ use guests::{Check, Text, board, ensure, ensure_eq, ram};
 /// Its registers.
 pub const CONSOLE: Device = Device(0x1000_f000);
 
-/// How many queues it has: two of the console, two of what is said of ports, and two of each port.
+/// The number of queues: two of the console, two of control messages, and two of each port.
 pub const QUEUES: usize = 8;
-/// What is printed.
+/// The queue of printed bytes.
 pub const PRINT: usize = 1;
-/// What the driver is told of ports, and what it says.
+/// The queues of control messages to the driver, and from it.
 pub const TOLD: usize = 2;
 pub const SAYS: usize = 3;
-/// What comes by the first port, from somebody who has much to say.
+/// The queue of bytes from the first port, whose peer sends many.
 pub const THERE: usize = 4;
-/// What is sent by the first port, and by the second, where somebody hears it.
+/// The queues of bytes to the first port and to the second, whose peers read them.
 pub const BACK: [usize; 2] = [5, 7];
 
 /// Kinds of messages.
@@ -55,7 +55,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The same from empty rings on.
+    /// Starts the device with empty rings.
     pub fn start_over(&mut self) -> Check {
         CONSOLE.reset()?;
         self.rings.iter().for_each(Rings::clear);
@@ -63,7 +63,7 @@ impl Driver {
         CONSOLE.set_up(MULTIPORT | INDIRECT_DESC, &self.rings)
     }
 
-    /// The same, until both ports are open.
+    /// Starts the device with empty rings, and waits until both ports are open.
     pub fn open(&mut self) -> Check {
         self.start_over()?;
         self.offer_messages();
@@ -126,7 +126,7 @@ impl Driver {
         Some((word & 0xffff_ffff, word >> 32 & 0xffff, bytes))
     }
 
-    /// How much was made available and has not come back.
+    /// The number of buffers that were made available and have not been returned.
     pub fn missing(&self, queue: usize) -> u16 {
         self.made[queue].wrapping_sub(get16(self.rings[queue].device + 2))
     }

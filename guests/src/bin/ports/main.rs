@@ -50,7 +50,7 @@ fn identity() -> Check {
     Ok(())
 }
 
-/// What it is told of ports, once it asks.
+/// The device's messages about ports, after the driver's request.
 fn told(driver: &mut Driver) -> Check {
     driver.open()?;
     let mut seen = [0_u64; 3];

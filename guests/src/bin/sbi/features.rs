@@ -20,7 +20,7 @@ fn get(feature: u64) -> (i64, u64) {
     call(fwft::EID_FWFT, fwft::GET, [feature, 0, 0, 0, 0, 0])
 }
 
-/// Features of extensions that the harts lack, and numbers that nobody has.
+/// Features of extensions that the harts lack, and unassigned numbers.
 fn absent() -> Check {
     ensure!(sbi::probe(fwft::EID_FWFT), "FWFT is missing");
     for feature in [feature_type::LANDING_PAD, feature_type::SHADOW_STACK, feature_type::DOUBLE_TRAP] {

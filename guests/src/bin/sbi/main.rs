@@ -65,7 +65,7 @@ const EXTENSIONS: [(usize, &str); 9] = [
     (sse::EID_SSE, "SSE"),
 ];
 
-/// Extension ids that nobody has: unassigned, of the experimental space, with high bits set.
+/// Unused extension ids: unassigned, of the experimental space, with high bits set.
 const UNKNOWN: [usize; 5] = [0x0e, 0x5858_5858, 0x0800_0000, usize::MAX, 1 << 32 | dbcn::EID_DBCN];
 
 fn spec_version() -> Check {
@@ -206,7 +206,7 @@ fn console_write_across_pages() -> Check {
     Ok(())
 }
 
-/// Pages that exist for nobody yet: the console prints 4,096 NUL bytes, or says how many it took.
+/// Untouched pages: the console prints 4,096 NUL bytes, or reports how many it took.
 fn console_write_unmapped_ram() -> Check {
     let (_, to) = board().largest_free();
     let (error, written) = console(dbcn::CONSOLE_WRITE, 16, (to - (4 << 20)) & !0xfff, 0);
@@ -246,7 +246,7 @@ fn console_write_byte() -> Check {
     Ok(())
 }
 
-/// Nobody types: nothing is read, and the buffer stays as it is.
+/// Without input, nothing is read, and the buffer stays as it is.
 fn console_read() -> Check {
     let page = paging::page();
     page.0[0].store(0x1234_5678, Relaxed);
@@ -256,8 +256,7 @@ fn console_read() -> Check {
     Ok(())
 }
 
-/// "If the supervisor wishes to clear the timer interrupt, it can request one infinitely far away."
-/// What a legacy call returns in a0; a1 is to stay as it was.
+/// A legacy call's reply in a0; a1 must stay as it was.
 fn call_legacy(eid: usize, argument: u64) -> Result<i64, Text> {
     const MARK: u64 = 0x5a5a;
     let (value, kept) = call(eid, 0, [argument, MARK, 0, 0, 0, 0]);
@@ -282,7 +281,7 @@ fn legacy_calls() -> Check {
     Ok(())
 }
 
-/// It lies in memory, at a virtual address; where there is none the call faults like a load.
+/// A legacy hart mask lies in memory, at a virtual address; if that is not mapped the call faults like a load.
 fn legacy_hart_mask() -> Check {
     let mask = 1_u64 << hart::id();
     let at = core::ptr::from_ref(&mask).expose_provenance() as u64;
@@ -356,7 +355,7 @@ fn absent(eid: usize) -> Check {
     Ok(())
 }
 
-/// Nobody can wake a machine `virt` that sleeps.
+/// A sleeping machine `virt` could not be woken.
 fn no_system_suspend() -> Check {
     absent(susp::EID_SUSP)
 }

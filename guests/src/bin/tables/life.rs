@@ -10,7 +10,7 @@ use metal::fence;
 use rv::{Format, Level};
 use spin::Once;
 
-/// What a page is for a while.
+/// The role of a page for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Leaves,
@@ -21,7 +21,7 @@ enum Role {
 
 const ROLES: [Role; 4] = [Role::Leaves, Role::Middle, Role::Root, Role::Data];
 
-/// The same page in every role after every other, with the fences that order pointers in turn.
+/// A page in every role after every other, with the fences that order pointers in turn.
 pub fn recycled(format: &'static Format) -> Check {
     let (space, pages) = (Space::new(format, ASID), scratch());
     let life =
@@ -66,7 +66,7 @@ impl Life {
         }
     }
 
-    /// Unlinked and fenced, the page is nobody's table any more.
+    /// Unlinked and fenced, the page is no longer a table.
     fn unlink(&self, level: Level, at: u64, fence: &Fence) -> Check {
         self.space.slot(at, level).store(0, Relaxed);
         fence.make(at, ASID);
@@ -198,7 +198,7 @@ pub fn split_and_merged(format: &'static Format) -> Check {
     Ok(())
 }
 
-/// How many tables of leaves: more than a small shadow holds.
+/// The number of leaf tables: more than a small shadow holds.
 const TABLES: usize = 2100;
 
 /// Thousands of tables of one page each, in several orders, some of them changed in between.

@@ -58,7 +58,7 @@ fn main() {
     }
 }
 
-/// What several harts do at once, each with tables of its own.
+/// The work of several harts at once, each with tables of its own.
 fn on_this_hart() -> Check {
     let checks: [InFormat; 6] = [
         edits::every_way,
