@@ -246,7 +246,7 @@ mod tests {
             timer: GuestTimer::Sstc,
             vlenb: 0,
             timebase: 10_000_000,
-            clock: Some(crate::device::rtc::Clock::new(10_000_000, 0, 0)),
+            clock: Some(crate::machine::clock::Clock::new(10_000_000, 0, 0)),
             disks: crate::backend::disks::Disks::default(),
             shares: crate::backend::shares::Shares::default(),
             entropy: None,

@@ -5,7 +5,7 @@ use crate::backend::entropy::Source;
 use crate::backend::network::Network;
 use crate::backend::shares::Shares;
 use crate::device::interface::Device;
-use crate::device::rtc::Clock;
+use crate::machine::clock::Clock;
 use crate::machine::isa::Isa;
 use crate::sync::Mutex;
 use abi::bundle::{MmuMode, VmConfig};

@@ -1,7 +1,8 @@
 //! A device that goes on from its state behaves as the one that was never stopped: both are given the same, and compared.
 
 use super::interface::tests::World;
-use super::{Answer, Device, Plic, Rtc, Uart, Wild, rtc::Clock};
+use super::{Answer, Device, Plic, Rtc, Uart, Wild};
+use crate::machine::clock::Clock;
 use crate::random::Random;
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::device::{DeviceState, RtcState, UartState};

@@ -64,3 +64,4 @@ macro_rules! supervisor_csrs {
         }
     };
 }
+pub use supervisor_csrs;

@@ -13,7 +13,7 @@ mod watch;
 mod way;
 
 pub use adapts::Adapts;
-pub use csrs::{VsCsrs, VsTrapRegs};
+pub use csrs::{VsCsrs, VsTrapRegs, supervisor_csrs};
 pub use features::Features;
 pub use looks::Looks;
 pub use root_cache::RootCache;

@@ -1,11 +1,11 @@
 //! A vCPU's part of a snapshot: both directions, by one list of registers.
 
+use super::csrs::supervisor_csrs;
 use super::features::Features;
 use super::root_cache::RootCache;
 use super::run::VcpuRun;
 use super::shared::{hsm, request};
 use crate::device::offer::{GuestTimer, Offer};
-use crate::supervisor_csrs;
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::{Csrs, NEVER, VcpuState};
 use alloc::boxed::Box;

@@ -5,8 +5,7 @@ use super::bank::with_bank;
 use super::{GuestHart, S_INTERRUPTS};
 use crate::seat::Seat;
 use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
-use hypervisor::supervisor_csrs;
-use hypervisor::vm::vcpu::{VcpuRun, VsCsrs};
+use hypervisor::vm::vcpu::{VcpuRun, VsCsrs, supervisor_csrs};
 use metal::{csr, float, vector};
 use rv::csr::status;
 
