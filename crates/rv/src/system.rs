@@ -111,11 +111,11 @@ pub struct CsrInsn {
     pub rs1: u8,
     /// `rs1` is the operand.
     pub is_immediate: bool,
-    /// What becomes of the operand.
+    /// The use of the operand.
     pub op: CsrOp,
 }
 
-/// What an access to a CSR does with its operand.
+/// The use of a CSR access's operand.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CsrOp {
     /// CSRRW: writes it.
@@ -193,7 +193,7 @@ impl CsrInsn {
         Some(Self { csr: (insn >> 20) as u16, rd, rs1, is_immediate: insn >> 14 & 1 != 0, op })
     }
 
-    /// Whether it writes. CSRRS and CSRRC with the operand x0 or 0 read only.
+    /// Returns whether it writes. CSRRS and CSRRC with the operand x0 or 0 read only.
     #[must_use]
     pub const fn writes(&self) -> bool {
         matches!(self.op, CsrOp::Write) || self.rs1 != 0
@@ -212,7 +212,7 @@ impl CsrInsn {
     }
 }
 
-/// Whether an instruction is `sfence.vma` with an address: a part of [`System::decode`], at a small part of its cost.
+/// Returns whether an instruction is `sfence.vma` with an address: a part of [`System::decode`], at a small part of its cost.
 #[inline(always)]
 #[must_use]
 pub const fn is_fence_of_page(insn: u64) -> bool {
@@ -222,7 +222,7 @@ pub const fn is_fence_of_page(insn: u64) -> bool {
     insn & MASK == 0x1200_0073 && insn & RS1 != 0
 }
 
-/// Whether an instruction of this opcode names the CSR `csr`: a part of [`System::decode`], at a small part of its cost. If its `funct3`
+/// Returns whether an instruction of this opcode names the CSR `csr`: a part of [`System::decode`], at a small part of its cost. If its `funct3`
 /// is 0 or 4, it is no access to a CSR.
 #[inline(always)]
 #[must_use]
