@@ -14,7 +14,7 @@ pub const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 
 /// A space of addresses. Implemented by uninhabited marker types only.
 pub trait Space: Copy + Ord + Hash + fmt::Debug + Send + Sync + 'static {
-    /// How the space is abbreviated in messages: `GVA`, `GPA`, `HPA`.
+    /// The abbreviation of the space in messages: `GVA`, `GPA`, `HPA`.
     const NAME: &'static str;
 }
 
@@ -71,7 +71,7 @@ impl<S: Space> Addr<S> {
         self.raw & (PAGE_BYTES - 1)
     }
 
-    /// Whether the address is a multiple of `bytes`, a power of two.
+    /// Returns whether the address is a multiple of `bytes`, a power of two.
     #[must_use]
     pub const fn is_aligned(self, bytes: u64) -> bool {
         self.raw & (bytes - 1) == 0
@@ -149,7 +149,7 @@ impl<S: Space> Pfn<S> {
         Self::new(self.raw.wrapping_add(pages))
     }
 
-    /// Whether the page starts a naturally aligned run of `pages`, a power of two.
+    /// Returns whether the page starts a naturally aligned run of `pages`, a power of two.
     #[must_use]
     pub const fn is_aligned(self, pages: u64) -> bool {
         self.raw & (pages - 1) == 0

@@ -20,7 +20,7 @@ impl BriefCauses {
         Self(self.0 | 1 << 63 >> code)
     }
 
-    /// Whether that is the cause of such exits.
+    /// Returns whether that is the cause of such exits.
     #[must_use]
     pub const fn has(self, cause: u64) -> bool {
         cause < 64 && ((self.0 << cause) as i64) < 0
@@ -34,7 +34,7 @@ pub struct BriefExits {
     cause: u64,
     /// Those bits of the trap value that count.
     mask: u64,
-    /// What they are, together with those of the guest physical address that the trap names.
+    /// The values of those bits, together with those of the guest physical address that the trap names.
     place: u64,
 }
 
@@ -61,14 +61,14 @@ impl BriefExits {
         Self { cause: exit.cause, mask: u64::MAX, place: exit.tval | exit.tval2 }
     }
 
-    /// Whether they are told by the guest physical address alone.
+    /// Returns whether they are told by the guest physical address alone.
     #[inline(always)]
     #[must_use]
     pub const fn are_of_guest_page(&self) -> bool {
         self.mask == 0
     }
 
-    /// Whether that exit is one of them.
+    /// Returns whether that exit is one of them.
     #[inline(always)]
     #[must_use]
     pub const fn has(&self, exit: &Exit) -> bool {

@@ -64,11 +64,11 @@ pub mod hstatus {
 
 /// `menvcfg` and `henvcfg`.
 pub mod envcfg {
-    /// CBIE = 01: `cbo.inval` performs a flush, so that nobody sees behind the caches.
+    /// CBIE = 01: `cbo.inval` performs a flush, so that no hart reads stale memory behind the caches.
     pub const CBIE_FLUSH: u64 = 1 << 4;
     /// `cbo.clean` and `cbo.flush` allowed.
     pub const CBCFE: u64 = 1 << 6;
-    /// What lets user mode clean, flush or invalidate cache blocks: CBCFE, and CBIE other than 00.
+    /// The bits that let user mode clean, flush or invalidate cache blocks: CBCFE, and CBIE other than 00.
     pub const USER_CBO: u64 = CBCFE | 0b11 << 4;
     /// `cbo.zero` allowed.
     pub const CBZE: u64 = 1 << 7;
@@ -110,7 +110,7 @@ pub mod atp {
         (format.mode as u64) << MODE_SHIFT | (asid.0 as u64) << ID_SHIFT | root.raw()
     }
 
-    /// What a `satp` or `vsatp` says.
+    /// The fields of a `satp` or `vsatp`.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Satp {
         /// MODE: 0 is Bare.

@@ -1,6 +1,6 @@
-//! What the trap hardware says of an exit.
+//! The trap hardware's description of an exit.
 
-/// What the trap hardware said at an exit. A snapshot: nobody below the exit handler reads a CSR.
+/// The trap hardware's description of an exit. A snapshot: no code below the exit handler reads a CSR.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {

@@ -126,7 +126,7 @@ impl Format {
         1 << self.root_extra_bits
     }
 
-    /// Whether this is a G-stage format, whose inputs are zero-extended, not sign-extended.
+    /// Returns whether this is a G-stage format, whose inputs are zero-extended, not sign-extended.
     #[must_use]
     pub const fn is_g_stage(&self) -> bool {
         self.root_extra_bits != 0
@@ -156,7 +156,7 @@ impl Format {
         self.index(addr, self.root_level()) / ENTRIES
     }
 
-    /// Whether `addr` is one the format can translate at all: sign-extended from the top bit for
+    /// Returns whether `addr` is one the format can translate at all: sign-extended from the top bit for
     /// VS-stage formats, zero-extended for G-stage formats (norm:H_vm_gpatrans).
     #[must_use]
     pub const fn fits<S: Space>(&self, addr: Addr<S>) -> bool {

@@ -1,4 +1,4 @@
-//! What a memory access asks for.
+//! The request of a memory access.
 
 /// The kind of an access. It decides which permission is needed and which fault is raised; the
 /// fault is always that of the original access, even when an implicit page-table read fails
@@ -27,7 +27,7 @@ pub enum Mode {
 /// An access with everything outside the page tables that its permission check depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Request {
-    /// What is asked for.
+    /// The kind of access.
     pub access: Access,
     /// Effective privilege.
     pub mode: Mode,
@@ -53,8 +53,7 @@ impl Request {
         Self { access, mode: Mode::User, sum: false, mxr: false, hs_mxr: false }
     }
 
-    /// The same request as the G-stage sees it: user mode, and only HS's MXR counts
-    /// (norm:H_vm_gpapriv).
+    /// Returns the request as the G-stage sees it: user mode, and only HS's MXR counts (norm:H_vm_gpapriv).
     #[must_use]
     pub const fn at_g_stage(self) -> Self {
         Self { mode: Mode::User, sum: false, mxr: self.hs_mxr, ..self }

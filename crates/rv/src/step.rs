@@ -1,4 +1,5 @@
-//! Where a hart may go on after an instruction: what a debugger needs that has no other way to make one step.
+//! The addresses at which a hart may continue after an instruction: for a debugger that has no other way to make one
+//! step.
 
 use crate::system::System;
 
@@ -29,13 +30,13 @@ const fn is_atomic(insn: u32, funct5: u32) -> bool {
     insn & 0x7f == 0x2f && insn >> 27 == funct5
 }
 
-/// What an instruction does with `pc`.
+/// The effect of an instruction on `pc`.
 enum Flow {
-    /// It goes to the next.
+    /// To the next instruction.
     On,
     /// To the next, or so far away.
     Branch(u64),
-    /// So far away.
+    /// By this distance.
     Jump(u64),
     /// To what that register holds, plus so much.
     Indirect(usize, u64),
@@ -97,7 +98,7 @@ pub fn successors(
     }
 }
 
-/// The same for the sequence that an LR at `start` begins; false if it is none.
+/// Passes the exits of the sequence that an LR at `start` begins to `to`; false if it is none.
 fn sequence(start: u64, fetch: &mut impl FnMut(u64) -> Option<u32>, to: &mut impl FnMut(u64)) -> bool {
     let (mut at, mut exits) = (start, [None; SEQUENCE]);
     for exit in &mut exits {
@@ -125,7 +126,8 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// Where a program at 0x1000 goes on after its first instruction: 16 bits each, x1 holds 0x5001, `sepc` 0x7000.
+    /// The addresses at which a program at 0x1000 may continue after its first instruction: 16 bits each, x1 holds
+    /// 0x5001, `sepc` 0x7000.
     fn after(code: &[u16]) -> Vec<u64> {
         let fetch = |at: u64| {
             let half = |at: u64| code.get((at as usize - 0x1000) / 2).copied();

@@ -151,7 +151,7 @@ impl Interrupt {
     }
 }
 
-/// What `mcause` or `scause` says.
+/// The cause in `mcause` or `scause`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cause {
     /// A synchronous exception.
