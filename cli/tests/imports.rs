@@ -223,6 +223,13 @@ fn upward_uses_are_found() {
         "src/a/inner.rs uses src/lib.rs, and the root file is above it",
     ];
     assert_eq!(imports(&used).upward(), expected);
+    // A macro that is exported is named by the root, and is where it is written.
+    let made = (
+        "src/b.rs",
+        "crate::made! {} #[macro_export] macro_rules! up { () => {} } pub struct B; pub const N: u32 = 1;",
+    );
+    let by_macro = [root, clean[1], (inner, "#[macro_export] macro_rules! made { () => {} } crate::up! {}"), made];
+    assert_eq!(imports(&by_macro).upward(), ["src/a/inner.rs uses src/b.rs, and b is above it"]);
 }
 
 #[test]

@@ -134,6 +134,8 @@ struct Crate {
     paths: Vec<(usize, Segments, bool)>,
     /// The order that the root file states.
     order: Vec<String>,
+    /// The files of macros that are named by the crate's root (`#[macro_export]`).
+    exported: HashMap<String, usize>,
 }
 
 impl Crate {
@@ -189,6 +191,9 @@ impl Crate {
         }
         if here.own.iter().any(|own| own == name) {
             return Some(Found::Item(here.file));
+        }
+        if let Some(file) = self.exported.get(name).filter(|_| module == 0) {
+            return Some(Found::Item(*file));
         }
         if let Some(path) = here.imported.get(name).filter(|path| *path != &[name]) {
             return self.resolve_within(module, path, depth);
@@ -274,6 +279,11 @@ impl Reader<'_> {
                     }
                 }
                 item => {
+                    if let Item::Macro(item) = &item
+                        && item.attrs.iter().any(|attribute| attribute.path().is_ident("macro_export"))
+                    {
+                        self.krate.exported.extend(item.ident.as_ref().map(|name| (name.to_string(), file)));
+                    }
                     self.krate.modules[this].own.extend(name(&item));
                     let mut paths = Vec::new();
                     named_in(item.to_token_stream(), &mut paths);
