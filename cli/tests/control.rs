@@ -95,7 +95,7 @@ fn commands_reach_runs_and_their_vms() {
     let told = scratch.output("ps");
     let rows: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 2, "{told}");
-    assert_eq!(rows[0][..5], ["a", "a", "running", "nested", "1"]);
+    assert_eq!(rows[0][..5], ["a", "a", "running", "two-stage", "1"]);
     assert_eq!(rows[1][..5], ["a", "b", "running", "lazy", "1"]);
     assert_eq!(rows.iter().map(|row| row[row.len() - 1]).collect::<Vec<_>>(), ["-", "agent,log"]);
     // Somebody at a port, which its guest knows nothing of.

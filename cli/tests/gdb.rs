@@ -129,7 +129,7 @@ fn breaks_and_steps(args: &[&str]) {
 
 #[test]
 fn a_guest_is_stopped_and_stepped_behind_a_g_stage() {
-    breaks_and_steps(&["--mmu", "nested"]);
+    breaks_and_steps(&["--mmu", "two-stage"]);
 }
 
 #[test]

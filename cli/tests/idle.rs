@@ -26,7 +26,7 @@ fn exits(dir: &Path) -> [[u64; 3]; 2] {
 fn idle_guests_exit_for_their_timers_only() {
     let scratch = tempfile::tempdir().expect("a directory");
     let dir = scratch.path();
-    let vms = ["nested", "steered"].map(|mmu| {
+    let vms = ["two-stage", "steered"].map(|mmu| {
         let path = dir.join(mmu).with_extension("toml");
         let disk = dir.join(mmu).with_extension("img");
         let vm = format!("memory = '128M'\nmmu = '{mmu}'\nnet = true\ndisks = [{{ file = {disk:?}, size = '1M' }}]\n");

@@ -141,7 +141,7 @@ fn unknown_key() {
 fn wrong_value() {
     let scratch = Scratch::new();
     let file = scratch.file("vm.toml", "mmu = 'turbo'\n");
-    scratch.refused(&[text(&file)], INPUT, &[text(&file), "turbo", "nested", "shadow", "unsync", "lazy"]);
+    scratch.refused(&[text(&file)], INPUT, &[text(&file), "turbo", "two-stage", "shadow", "unsync", "lazy"]);
 }
 
 #[test]
@@ -213,12 +213,12 @@ fn wrong_usage() {
 fn harts_without_h() {
     let scratch = Scratch::new();
     scratch.refused(&["--no-h", "--seat", "payload"], INPUT, &["HS mode", "--seat payload"]);
-    scratch.refused(&["--no-h", "--mmu", "nested"], INPUT, &["`linux`", "nested", "shadow", "unsync", "lazy"]);
-    let (one, two) = (scratch.file("1.toml", "mmu = 'lazy'\n"), scratch.file("2.toml", "mmu = 'nested'\n"));
-    scratch.refused(&["--no-h", text(&one), text(&two)], INPUT, &["`2`", "nested", "lazy"]);
+    scratch.refused(&["--no-h", "--mmu", "two-stage"], INPUT, &["`linux`", "two-stage", "shadow", "unsync", "lazy"]);
+    let (one, two) = (scratch.file("1.toml", "mmu = 'lazy'\n"), scratch.file("2.toml", "mmu = 'two-stage'\n"));
+    scratch.refused(&["--no-h", text(&one), text(&two)], INPUT, &["`2`", "two-stage", "lazy"]);
     let small = scratch.file("small.toml", "shadow = '64K'\nvcpus = 2\n");
     scratch.refused(&[text(&small)], INPUT, &["`small`", "64 KiB", "768 KiB", "`shadow`"]);
-    scratch.refused(&["--mmu", "turbo"], USAGE, &["turbo", "nested", "shadow", "unsync", "lazy"]);
+    scratch.refused(&["--mmu", "turbo"], USAGE, &["turbo", "two-stage", "shadow", "unsync", "lazy"]);
     scratch.refused(&["--lane", "maybe"], USAGE, &["maybe", "on", "off"]);
 }
 
@@ -284,10 +284,10 @@ fn what_cannot_be_benchmarked() {
         }
     };
     refused(&["fig9"], USAGE, &["fig9", "fig7"]);
-    refused(&["fig7", "--mmu", "fast"], USAGE, &["fast", "nested"]);
+    refused(&["fig7", "--mmu", "fast"], USAGE, &["fast", "two-stage"]);
     refused(&["fig7", "--subject", "native,xen"], INPUT, &["`xen` is not a subject", "remedy", "firmware/lazy-noh"]);
     refused(&["fig7", "--subject", "kvm", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
-    refused(&["fig7", "--mmu", "nested", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
+    refused(&["fig7", "--mmu", "two-stage", "--no-h"], INPUT, &["nothing to measure", "remedy"]);
     refused(&["fig7", "--mmu", "steered", "--svadu"], INPUT, &["nothing to measure", "leave out --svadu"]);
     refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
     refused(&["fig7", "--files", "/dev/null/x"], INPUT, &["/dev/null/x"]);

@@ -25,7 +25,7 @@ const LOOK: &str = "<script>window.onload = () => {
 fn reports() -> Vec<Report> {
     let mut table = Table::new(["", "instructions", "/ native", "exits", "host instr./exit", "walk refs / native"]);
     table.row(["firmware/lazy-noh-nolane", "123456789012", "1.234", "123456", "1234", "12.345"]);
-    let names = ["native", "firmware/nested", "firmware/lazy-noh-nolane", "kvm-4k"];
+    let names = ["native", "firmware/two-stage", "firmware/lazy-noh-nolane", "kvm-4k"];
     let bars = names.iter().zip([1.0, 1.1, 1.3, 2.0]).map(|(name, value)| ((*name).to_owned(), Some(value))).collect();
     let stacks = names.iter().map(|name| ((*name).to_owned(), vec![3e5, 2e4, 0.0])).collect();
     let line = |name: &str, most: f64| Line { name: name.into(), points: vec![(0.0, 0.0), (100.0, most)] };

@@ -174,7 +174,8 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     let compiler = Files::provide(Suite::Trixie, "cpp-14-riscv64-linux-gnu", cc1).expect("Debian's compiler");
     let scratch = Scratch(tempfile::tempdir().expect("a directory"));
     let file = scratch.text("a.snap");
-    let mut args = vec!["--as", "first", "--mmu", "nested", "--memory", "256M", "--svvptc", "off", "--exec", COMPILE];
+    let mut args =
+        vec!["--as", "first", "--mmu", "two-stage", "--memory", "256M", "--svvptc", "off", "--exec", COMPILE];
     let files: Vec<_> = compiler.files.iter().map(|(_, file)| file.display().to_string()).collect();
     args.extend(files.iter().flat_map(|file| ["--add", file]));
     let mut run = scratch.run(&args);
@@ -241,7 +242,7 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
     let letters = |said: &str| said.lines().filter(|line| line.len() == 1).collect::<String>();
     assert!(letters(&first).ends_with("xyz"), "it goes on: {first}");
     // As often as one likes, each time from there.
-    for how in [["--seat", "payload", "--mmu", "adaptive"], ["--harts", "2", "--mmu", "nested"]] {
+    for how in [["--seat", "payload", "--mmu", "adaptive"], ["--harts", "2", "--mmu", "two-stage"]] {
         let said = end(scratch.run(&[&["--restore", &file][..], &how].concat()));
         let all = letters(&said);
         assert!(('a'..='z').collect::<String>().ends_with(&all) && all.ends_with("xyz"), "{how:?}: {said}");

@@ -86,7 +86,7 @@ fn vms_that_follow_each_other_can_be_ended_as_they_come() {
     let dir = tempfile::tempdir().expect("a directory");
     for (place, name) in names.iter().enumerate() {
         let after = place.checked_sub(1).map(|before| format!("after = \"{}\"\n", names[before])).unwrap_or_default();
-        let mode = ["shadow", "lazy", "unsync", "nested"][place % 4];
+        let mode = ["shadow", "lazy", "unsync", "two-stage"][place % 4];
         let (memory, vcpus) = (64 + 16 * (place % 3), 1 + place % 5);
         let rest = format!("kernel = \"u-boot\"\nmmu = \"{mode}\"\nmemory = \"{memory}M\"\nvcpus = {vcpus}\n");
         std::fs::write(dir.path().join(format!("{name}.toml")), after + &rest).expect("a VM file");

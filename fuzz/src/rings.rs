@@ -225,7 +225,7 @@ impl Machine {
 pub fn rings_of(data: &[u8]) {
     let mut u = Unstructured::new(data);
     let choice = u.arbitrary().unwrap_or(0_u8);
-    let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::Nested };
+    let mmu = if choice & 1 == 1 { MmuMode::Lazy } else { MmuMode::TwoStage };
     let device = [BALLOON, SHARE, RNG, DISK, CONSOLE, SHARE, DISK, CONSOLE][usize::from(choice >> 1 & 7)];
     let shares = vec![ShareConfig { number: NUMBER, tag: "src".into() }];
     let (disks, ports) = (vec![NUMBER], vec!["one".into(), "two".into()]);

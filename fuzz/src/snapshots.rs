@@ -132,7 +132,7 @@ impl Stage {
     /// The state is that of a VM that has just started, with drivers for its disk and its card.
     fn new() -> Self {
         let (mut g, mut hart) = machine(vec![config()], 1, GuestTimer::Sbi);
-        (g.offer.nested_svadu, g.offer.isa) = (true, Isa::from_isa_string("rv64imafdc"));
+        (g.offer.two_stage_svadu, g.offer.isa) = (true, Isa::from_isa_string("rv64imafdc"));
         start_due(&g, &mut hart);
         let run = g.sched.take(0).expect("it is ready");
         let vm = run.vm.clone();
@@ -180,7 +180,7 @@ pub fn restore(data: &[u8]) {
 }
 
 fn go_on(u: &mut Unstructured<'_>, Stage { g, hart, state }: &mut Stage) -> Result<()> {
-    let modes = [None, Some(MmuMode::Nested), Some(MmuMode::Lazy), Some(MmuMode::Steered), Some(MmuMode::Shadow)];
+    let modes = [None, Some(MmuMode::TwoStage), Some(MmuMode::Lazy), Some(MmuMode::Steered), Some(MmuMode::Shadow)];
     let mmu = *u.choose(&modes)?;
     g.offer.guest = if u.ratio(1, 4)? { GuestMode::Supervisor } else { GuestMode::Virtual };
     g.offer.timer = if u.arbitrary()? { GuestTimer::Sstc } else { GuestTimer::Sbi };

@@ -100,7 +100,7 @@ fn what_is_given_back_is_free_in_each_mode() {
 
 #[test]
 fn the_console_moves_the_target() {
-    let mut w = world_with_balloon(MmuMode::Nested);
+    let mut w = world_with_balloon(MmuMode::TwoStage);
     start(&mut w);
     let vm = w.run.vm.clone();
     let eighth = MEMORY / 4096 / 8;

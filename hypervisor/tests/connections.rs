@@ -81,7 +81,7 @@ fn a_guest_and_a_program_of_the_host_speak_with_each_other() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let mut w = world(MmuMode::Nested, true);
+    let mut w = world(MmuMode::TwoStage, true);
     let vm = w.run.vm.clone();
     let none = |w: &mut World, port, wish| ask(&w.g, &vm, port, &wish, &mut w.hart).is_none();
     assert!(none(&mut w, 1, Wish::Exchange(said(1, 0, b"", 0))) && none(&mut w, u32::MAX, Wish::Close(1)));
@@ -109,7 +109,7 @@ fn a_vm_that_starts_over_finds_whoever_is_connected() {
 
 #[test]
 fn a_vm_that_is_frozen_is_given_nothing_before_it_goes_on() {
-    let mut w = world(MmuMode::Nested, false);
+    let mut w = world(MmuMode::TwoStage, false);
     start(&mut w);
     write(&mut w, DATA, &[0xee; 8]);
     offer(&mut w, (DEVICE, IN), 0, &[(DATA, 8, 2)]);
@@ -125,7 +125,7 @@ fn a_vm_that_is_frozen_is_given_nothing_before_it_goes_on() {
 
 #[test]
 fn where_there_are_ports_only_what_is_typed_is_the_uarts() {
-    let mut w = world(MmuMode::Nested, false);
+    let mut w = world(MmuMode::TwoStage, false);
     start(&mut w);
     offer(&mut w, (DEVICE, 0), 0, &[(DATA, 8, 2)]);
     let vm = w.run.vm.clone();

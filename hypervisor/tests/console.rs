@@ -58,7 +58,7 @@ fn what_is_sent_is_printed_and_what_is_typed_comes() {
 
 #[test]
 fn before_there_is_a_driver_and_when_the_vm_has_started_over_the_uart_has_what_is_typed() {
-    let mut w = world(MmuMode::Nested);
+    let mut w = world(MmuMode::TwoStage);
     write(&mut w, DATA, &[0xee; 8]);
     listen(&mut w, &[(DATA, 8, 2)]);
     let vm = w.run.vm.clone();
@@ -89,7 +89,7 @@ fn whoever_types_waits_while_nobody_reads() {
 
 #[test]
 fn a_vm_that_is_frozen_is_given_nothing() {
-    let mut w = world(MmuMode::Nested);
+    let mut w = world(MmuMode::TwoStage);
     write(&mut w, DATA, &[0xee; 8]);
     listen(&mut w, &[(DATA, 8, 2)]);
     let vm = w.run.vm.clone();
@@ -105,7 +105,7 @@ fn a_vm_that_is_frozen_is_given_nothing() {
 #[test]
 fn what_is_typed_goes_by_when_somebody_looks_at_the_line() {
     let config =
-        VmConfig { mmu: Some(MmuMode::Nested), virtio_console: true, balloon_bytes: Some(0), ..vm_config("vm", 2) };
+        VmConfig { mmu: Some(MmuMode::TwoStage), virtio_console: true, balloon_bytes: Some(0), ..vm_config("vm", 2) };
     let mut w = driver::world(config);
     listen(&mut w, &[(DATA, 8, 2)]);
     let vm = w.run.vm.clone();

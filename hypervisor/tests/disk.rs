@@ -59,7 +59,7 @@ fn what_is_written_is_there_and_what_is_read_comes_by_itself() {
 
 #[test]
 fn what_is_under_way_when_a_vm_starts_over_does_not_reach_it() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut w = world_with_disk(mmu);
         platters(DISK).lock().unwrap().sectors.fill(9);
         ask(&mut w, 0);
@@ -82,7 +82,7 @@ fn what_is_under_way_when_a_vm_starts_over_does_not_reach_it() {
 
 #[test]
 fn what_a_vm_has_lent_is_nobody_elses_though_the_vm_starts_over() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut w = world_with_disk(mmu);
         write(&mut w, DATA, &[7; 8192]);
         ask(&mut w, 1);

@@ -36,12 +36,12 @@ fn a_vm_starts_as_its_board_says() {
 
 #[test]
 fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
-    let config = VmConfig { mmu: Some(MmuMode::Nested), ..vm_config("vm", 1) };
+    let config = VmConfig { mmu: Some(MmuMode::TwoStage), ..vm_config("vm", 1) };
     let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
     g.offer.guest = GuestMode::Supervisor;
     start_due(&g, &mut hart);
     let all = printed();
-    let complaint = ["vm could not be started", "nested", "H extension", "shadow", "unsync", "lazy"];
+    let complaint = ["vm could not be started", "two-stage", "H extension", "shadow", "unsync", "lazy"];
     assert!(complaint.iter().all(|part| all.contains(part)), "{all}");
     assert!(g.is_over());
 }
@@ -149,7 +149,7 @@ fn with_many_pages(mmu: MmuMode) -> fake::World {
 
 #[test]
 fn memory_is_given_back_in_portions() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut w = with_many_pages(mmu);
         let (vm, all) = (w.run.vm.clone(), w.g.frames().total_count());
         lifecycle::depart(&w.g, &vm, Departure::End(EndReason::Poweroff), &mut w.hart);
@@ -439,7 +439,7 @@ fn every_counter_is_documented() {
         ports: vec!["agent".into()],
         ..vm
     };
-    let (g, mut hart) = machine(vec![vm_config("nested", 1), lazy], 1, GuestTimer::Sstc);
+    let (g, mut hart) = machine(vec![vm_config("two-stage", 1), lazy], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();
     let names: std::collections::BTreeSet<_> =
@@ -455,7 +455,7 @@ fn what_shadow_tables_cannot_be_given_is_said() {
     let cases = [
         (VmConfig { shadow_bytes: Some(64 << 10), ..lazy() }, "at least 786432 are needed"),
         (VmConfig { memory_bytes: 255 << 30, ..lazy() }, "do not fit an identity map in Sv39"),
-        (VmConfig { mmu: Some(MmuMode::Nested), svadu: true, ..vm_config("vm", 1) }, "henvcfg.ADUE"),
+        (VmConfig { mmu: Some(MmuMode::TwoStage), svadu: true, ..vm_config("vm", 1) }, "henvcfg.ADUE"),
     ];
     for (config, complaint) in cases {
         let (g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);

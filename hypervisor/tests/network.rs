@@ -45,7 +45,7 @@ struct Pair {
 impl Pair {
     fn new(mmu: MmuMode) -> Self {
         let config = |name, n, mmu| VmConfig { mac: Some(mac(n)), mmu: Some(mmu), ..vm_config(name, 1) };
-        let vms = vec![config("a", 1, MmuMode::Nested), config("b", 2, mmu)];
+        let vms = vec![config("a", 1, MmuMode::TwoStage), config("b", 2, mmu)];
         let (g, mut hart) = fake::machine(vms, 2, GuestTimer::Sstc);
         start_due(&g, &mut hart);
         let mut runs = [0, 1].map(|_| g.sched.take(0).expect("its first vCPU is ready"));
@@ -137,7 +137,7 @@ fn a_frame_goes_from_memory_to_memory_and_interrupts() {
 
 #[test]
 fn what_waits_for_a_vm_that_starts_over_does_not_reach_it() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut pair = Pair::new(mmu);
         // It has no buffers: those wait.
         (1..4).for_each(|n| pair.send(0, n, n));
@@ -159,7 +159,7 @@ fn what_waits_for_a_vm_that_starts_over_does_not_reach_it() {
 
 #[test]
 fn what_waits_for_a_vm_that_ends_is_nobodys() {
-    let mut pair = Pair::new(MmuMode::Nested);
+    let mut pair = Pair::new(MmuMode::TwoStage);
     pair.send(0, 1, 1);
     let (vm, handle) = (Arc::clone(&pair.vms[1]), pair.vms[1].handle);
     depart(&pair.g, &vm, Departure::End(EndReason::Poweroff), &mut pair.hart);

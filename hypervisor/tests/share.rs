@@ -55,7 +55,7 @@ fn an_answer_comes_by_itself() {
 
 #[test]
 fn what_is_under_way_when_a_vm_starts_over_does_not_reach_it() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut w = world_with_share(mmu);
         ask(&mut w, 3);
         let vm = w.run.vm.clone();

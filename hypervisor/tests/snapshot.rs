@@ -148,7 +148,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     let (mut g, mut hart) = machine(vec![config], 1, timer);
     g.offer.guest = guest;
     // Else nobody knows who sets A and D behind a G-stage.
-    g.offer.nested_svadu = true;
+    g.offer.two_stage_svadu = true;
     if timer == GuestTimer::Sbi {
         g.offer.isa = Isa::from_isa_string("rv64imafdc");
     }
@@ -164,7 +164,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
 #[test]
 fn a_vm_goes_on_on_another_machine_in_every_mode() {
     for timer in [GuestTimer::Sstc, GuestTimer::Sbi] {
-        for from in [Some(MmuMode::Nested), Some(MmuMode::Lazy), Some(MmuMode::Adaptive)] {
+        for from in [Some(MmuMode::TwoStage), Some(MmuMode::Lazy), Some(MmuMode::Adaptive)] {
             let mut w = busy(from, timer);
             if timer == GuestTimer::Sbi {
                 w.g.offer.isa = Isa::from_isa_string("rv64imafdc");
@@ -180,7 +180,7 @@ fn a_vm_goes_on_on_another_machine_in_every_mode() {
             let started: Vec<bool> = state.vcpus.iter().map(|vcpu| vcpu.is_started).collect();
             assert_eq!(started, [true, true, false]);
             for (mmu, guest) in [
-                (Some(MmuMode::Nested), GuestMode::Virtual),
+                (Some(MmuMode::TwoStage), GuestMode::Virtual),
                 (Some(MmuMode::Adaptive), GuestMode::Virtual),
                 (None, GuestMode::Supervisor),
                 (Some(MmuMode::Shadow), GuestMode::Supervisor),
@@ -318,7 +318,7 @@ fn what_cannot_be_is_refused_by_name() {
         ("bytes of memory", |_, config| config.memory_bytes *= 2),
         ("impossible time", |state, _| state.told.time = u64::MAX),
         ("its clock counts 1 times", |state, _| state.told.timebase = 1),
-        ("have zvbb, which mmu = nested does not offer", |state, _| state.told.isa.push("zvbb".into())),
+        ("have zvbb, which mmu = two-stage does not offer", |state, _| state.told.isa.push("zvbb".into())),
         ("no such names", |state, _| state.told.isa.push("\u{1e}{}\n".into())),
         ("vector registers have 34359738360 bits", |state, _| state.told.vlenb = u32::MAX),
         ("cache blocks", |state, _| state.told.blocks = [64, 0, 0]),
@@ -349,7 +349,7 @@ fn what_cannot_be_is_refused_by_name() {
         ("a root cache that cannot be", |state, config| share(state, (GUEST_RAM_BASE + config.memory_bytes, 4, false))),
         ("a root cache that cannot be", |state, _| share(state, (0, 4, false))),
         ("a root cache that cannot be", |state, _| share(state, (GUEST_RAM_BASE, 65, false))),
-        ("with mmu = nested some do", |state, _| share(state, (GUEST_RAM_BASE, 4, true))),
+        ("with mmu = two-stage some do", |state, _| share(state, (GUEST_RAM_BASE, 4, true))),
         ("no vCPU of its snapshot is started", |state, _| {
             state.vcpus.iter_mut().for_each(|vcpu| vcpu.is_started = false);
         }),

@@ -260,7 +260,7 @@ mod tests {
         let rows = [
             ("quiet", of(Subject::Native, false), Ok(figures(1000))),
             ("quiet", of(Subject::Native, true), Ok(figures(960))),
-            ("quiet", of(subject("firmware/nested"), false), Ok(figures(1020))),
+            ("quiet", of(subject("firmware/two-stage"), false), Ok(figures(1020))),
             ("quiet", of(Subject::Kvm { superpages: true }, false), Err("no module".into())),
         ];
         let report = report(&rows, &["plain"], "v");
@@ -269,8 +269,8 @@ mod tests {
             let rows = text.lines().filter(|line| line.starts_with(name));
             rows.map(|line| line.split_whitespace().collect::<Vec<_>>()).nth(at).expect(&text)
         };
-        assert_eq!(row("firmware/nested", 0)[1..4], ["1020", "1.0200", "1.0625"]);
-        assert_eq!(row("firmware/nested", 1)[1..], ["4", "1.000", "2", "15.00", "30", "1.000"]);
+        assert_eq!(row("firmware/two-stage", 0)[1..4], ["1020", "1.0200", "1.0625"]);
+        assert_eq!(row("firmware/two-stage", 1)[1..], ["4", "1.000", "2", "15.00", "30", "1.000"]);
         assert_eq!(row("kvm", 0)[1..], ["-", "-", "-"]);
         assert_eq!(report.failures, ["boot, quiet on kvm: no module"]);
     }

@@ -263,7 +263,8 @@ pub(super) mod tests {
 
     #[test]
     fn guest_and_host_are_told_apart() {
-        let (nested, counts) = (subject("firmware/nested"), Counts::read(&counts(100, 30, 5, 4, 60)).expect("counts"));
+        let (nested, counts) =
+            (subject("firmware/two-stage"), Counts::read(&counts(100, 30, 5, 4, 60)).expect("counts"));
         assert_eq!((counts.instructions(), counts.host_instructions(nested), counts.exits(nested)), (130, 30, 5));
         let core = &counts.cores["plain"];
         assert_eq!((core.misses(), core.walks(), core.refs()), (4, 4, 60));

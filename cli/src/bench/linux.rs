@@ -407,23 +407,23 @@ fn stacks<K: Ord + Clone>(
     (parts, bars)
 }
 
-/// Gnomon's `nested` in the firmware seat, with superpages or without.
-const fn nested(superpages: bool) -> Subject {
-    let variant = Variant { mmu: Some(MmuMode::Nested), h: HExtension::Present, lane: true };
+/// Gnomon's `two-stage` in the firmware seat, with superpages or without.
+const fn two_stage(superpages: bool) -> Subject {
+    let variant = Variant { mmu: Some(MmuMode::TwoStage), h: HExtension::Present, lane: true };
     Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages, without: None })
 }
 
-/// Gnomon's `nested` beside KVM, all regions together: exits, and what those of each cause cost the host.
+/// Gnomon's `two-stage` beside KVM, all regions together: exits, and what those of each cause cost the host.
 pub fn beside_kvm(results: &Results) -> Vec<Block> {
     let kvm = |superpages| Subject::Kvm { superpages };
-    let subjects = [nested(true), kvm(true), nested(false), kvm(false)];
+    let subjects = [two_stage(true), kvm(true), two_stage(false), kvm(false)];
     let sums: Vec<_> = subjects.into_iter().filter_map(|subject| Some((subject, sums(results, subject)?))).collect();
     let is_there = |is_kvm| sums.iter().any(|(subject, _)| matches!(subject, Subject::Kvm { .. }) == is_kvm);
     if !is_there(true) || !is_there(false) {
         return Vec::new();
     }
-    let mut all = Table::new(["", "exits", "/ nested", "host instructions", "per exit"]);
-    let base = sums.iter().find(|(subject, _)| *subject == nested(true)).map(|(_, sums)| sums.total().count);
+    let mut all = Table::new(["", "exits", "/ two-stage", "host instructions", "per exit"]);
+    let base = sums.iter().find(|(subject, _)| *subject == two_stage(true)).map(|(_, sums)| sums.total().count);
     for (subject, sums) in &sums {
         let Exits { count, instructions } = sums.total();
         all.row([
@@ -446,7 +446,7 @@ pub fn beside_kvm(results: &Results) -> Vec<Block> {
         ]);
     }
     vec![
-        Block::Table("Gnomon's nested beside KVM, all regions together".into(), all),
+        Block::Table("Gnomon's two-stage mode beside KVM, all regions together".into(), all),
         Block::Table("The same by cause".into(), by_cause),
     ]
 }
@@ -526,35 +526,38 @@ pub(super) mod tests {
         let mut native = counts(0, 0, 0, 4, 12);
         native["instructions_retired"] = json!({ "U": 1000 });
         native["cores"]["plain"]["cycles_estimated"]["model"] = json!(1000);
-        let results = results(&[("native", native), ("firmware/nested", counts(1000, 200, 5, 8, 120))]);
+        let results = results(&[("native", native), ("firmware/two-stage", counts(1000, 200, 5, 8, 120))]);
         let (case, runs) = &results.cases[0];
         let region = &case.workload.regions[0];
         let of = runs.iter().map(|(subject, _)| (*subject, results.counts(0, *subject, region))).collect();
         let blocks = Shown { case, region, counts: of }.blocks(&["plain"]);
         let events = rows(&blocks, "instructions and exits");
-        assert_eq!(events[1], ["firmware/nested", "1200", "1.200", "16.67 %", "5", "40", "120.0", "0.5000"]);
+        assert_eq!(events[1], ["firmware/two-stage", "1200", "1.200", "16.67 %", "5", "40", "120.0", "0.5000"]);
         let walks = rows(&blocks, "core plain");
-        assert_eq!(walks[1][..8], ["firmware/nested", "8", "2.000", "8", "15.00", "15.00", "10.000", "1.200"]);
+        assert_eq!(walks[1][..8], ["firmware/two-stage", "8", "2.000", "8", "15.00", "15.00", "10.000", "1.200"]);
         let charts = blocks.iter().filter(|block| matches!(block, Block::Chart(chart) if !chart.is_empty()));
         assert_eq!(charts.count(), 5);
     }
 
     #[test]
     fn kvm_stands_beside_nested() {
-        let results = results(&[("firmware/nested", counts(9, 40, 10, 1, 1)), ("kvm-4k", counts(9, 1000, 50, 1, 1))]);
+        let results =
+            results(&[("firmware/two-stage", counts(9, 40, 10, 1, 1)), ("kvm-4k", counts(9, 1000, 50, 1, 1))]);
         let blocks = beside_kvm(&results);
         let all = rows(&blocks, "KVM");
-        assert_eq!(all, [["firmware/nested", "10", "1.00", "40", "4"], ["kvm-4k", "50", "5.00", "1000", "20"]]);
-        let by_cause =
-            [["guest-page fault, firmware/nested", "10", "40", "4"], ["guest-page fault, kvm-4k", "50", "1000", "20"]];
+        assert_eq!(all, [["firmware/two-stage", "10", "1.00", "40", "4"], ["kvm-4k", "50", "5.00", "1000", "20"]]);
+        let by_cause = [
+            ["guest-page fault, firmware/two-stage", "10", "40", "4"],
+            ["guest-page fault, kvm-4k", "50", "1000", "20"],
+        ];
         assert_eq!(rows(&blocks, "by cause"), by_cause);
-        assert!(beside_kvm(&self::results(&[("firmware/nested", counts(9, 40, 10, 1, 1))])).is_empty());
+        assert!(beside_kvm(&self::results(&[("firmware/two-stage", counts(9, 40, 10, 1, 1))])).is_empty());
     }
 
     #[test]
     fn who_computes_something_else_has_failed() {
         let run = |value| Ok(Run { figures: BTreeMap::from([("cc1".into(), value)]), ..Run::default() });
-        let [native, nested, kvm] = ["native", "firmware/nested", "kvm"].map(subject);
+        let [native, nested, kvm] = ["native", "firmware/two-stage", "kvm"].map(subject);
         let mut runs = [(native, run(1)), (nested, run(2)), (kvm, run(1))];
         agree(&mut runs);
         assert!(runs[1].1.as_ref().unwrap_err().contains("where native computed"), "{runs:?}");

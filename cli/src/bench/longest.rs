@@ -69,7 +69,7 @@ mod tests {
     fn longest(instructions: u64) -> Longest {
         let mut all = counts(100, 30, 5, 4, 60);
         all["traps"][0]["longest_handling"] = json!(instructions);
-        Longest::of(&Counts::read(&all).expect("counts"), subject("firmware/nested"))
+        Longest::of(&Counts::read(&all).expect("counts"), subject("firmware/two-stage"))
     }
 
     #[test]
@@ -77,10 +77,10 @@ mod tests {
         let mut longests = Longests::default();
         for (name, instructions) in [
             ("native", 900_000),
-            ("firmware/nested", 7),
+            ("firmware/two-stage", 7),
             ("firmware/lazy", BOUND),
-            ("firmware/nested", BOUND + 1),
-            ("firmware/nested", 5),
+            ("firmware/two-stage", BOUND + 1),
+            ("firmware/two-stage", 5),
         ] {
             longests.add(subject(name), &longest(instructions));
         }
@@ -102,6 +102,6 @@ mod tests {
             .collect();
         assert!(rows.len() == 3 && rows[0].starts_with("firmware/lazy ") && rows[1].contains("200001"), "{rows:?}");
         assert_eq!(report.failures.len(), 1, "{:?}", report.failures);
-        assert!(report.failures[0].starts_with("figure on firmware/nested: an exit took 200001 instructions"));
+        assert!(report.failures[0].starts_with("figure on firmware/two-stage: an exit took 200001 instructions"));
     }
 }

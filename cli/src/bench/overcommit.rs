@@ -166,7 +166,7 @@ mod tests {
         let run =
             |begin, end| Run { figures: [("begin-1".into(), begin), ("end-1".into(), end)].into(), ..Run::default() };
         let region = Region { label: 1, name: "hackbench", operations: 1, unit: "message" };
-        let nested = subject("firmware/nested");
+        let nested = subject("firmware/two-stage");
         let rows = [
             (Subject::Native, 2, Ok(run(10, 20))),
             (Subject::Native, 4, Ok(run(10, 25))),
@@ -179,7 +179,7 @@ mod tests {
         let row = |name: &str| {
             text.lines().find(|line| line.starts_with(name)).map(|line| line.split_whitespace().collect::<Vec<_>>())
         };
-        assert_eq!(row("firmware/nested").expect(&text)[1..], ["2000", "3000", "1.500", "2.000", "2.000"]);
+        assert_eq!(row("firmware/two-stage").expect(&text)[1..], ["2000", "3000", "1.500", "2.000", "2.000"]);
         assert_eq!(row("native").expect(&text)[1..], ["1000", "1500", "1.500", "1.000", "1.000"]);
         assert_eq!(row("firmware/lazy").expect(&text)[1..], ["-", "-", "-", "-", "-"]);
         assert_eq!(report.failures, ["overcommit, 2 vCPUs on firmware/lazy: no memory"]);

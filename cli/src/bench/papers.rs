@@ -31,8 +31,8 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
             "Figure 7 of Lazy Shadow Paging under the RISC-V Architecture runs four programs of SPEC CPU2006; here free ones \
              of their kind stand for them: cc1 (403.gcc), network simplex (429.mcf), a lattice (433.milc), A* (473.astar)."
                 .into(),
-            "Paper: lazy has 14 to 32 % more TLB misses than nested, each of 3 references rather than 15; it saves up to 25 % \
-             of the exits of traditional shadow paging; nested has almost none after warm-up."
+            "Paper: lazy has 14 to 32 % more TLB misses than two-stage tables, each of 3 references rather than 15; it saves up to 25 % \
+             of the exits of traditional shadow paging; two-stage tables have almost none after warm-up."
                 .into(),
             "The guest has Sv39 and 4 KiB pages. -4k: the host maps guest memory by 4 KiB leaves, too, as the paper's does: \
              15 references in core `plain`, which has no walk cache, where other cores skip most of them."
@@ -40,7 +40,7 @@ pub fn fig7(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> 
         ],
         misleads: MODEL.into(),
         cases: vec![case("", Kind::Fig7.provide(scale, HugePages::Never)?, false)],
-        extra: Extra::Nested,
+        extra: Extra::TwoStage,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -146,11 +146,11 @@ pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report>
             "Table 2 of Nested Paging in bhyve: buildworld with memory wired 2207 s, not wired 2225 s (+0.8 %), not wired and \
              A/D emulated 2276 s (+3.1 %)."
                 .into(),
-            "Svadu: the guest is promised that A and D are updated, by hardware in nested mode and by Gnomon where it shadows. \
+            "Svadu: the guest is promised that A and D are updated, by hardware in mode two-stage and by Gnomon where it shadows. \
              Svade: the guest's own page faults update them. The bare machine and KVM are measured as they are, twice."
                 .into(),
             "Wired: all of the guest's RAM is there before it starts. D by faults: pages that are first read lack W until they are \
-             written. A and D by hardware: in nested mode; where Gnomon shadows, this is the same as Svade."
+             written. A and D by hardware: in mode two-stage; where Gnomon shadows, this is the same as Svade."
                 .into(),
         ],
         misleads: format!("{MODEL}; the compiler's files are in RAM, so that a build is short of what a disk would cost"),
@@ -161,7 +161,7 @@ pub fn build(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report>
             kept("D by faults", Keeping::Faults, scale)?,
             kept("A and D by hardware", Keeping::Hardware, scale)?,
         ],
-        extra: Extra::Nested,
+        extra: Extra::TwoStage,
         scale,
     };
     let results = plan.run(lab, choice)?;
@@ -320,31 +320,35 @@ mod tests {
 
     #[test]
     fn walks_are_told_by_their_leaves() {
-        let results = results(&[("firmware/nested-4k", counts(9, 9, 9, 4, 60))]);
+        let results = results(&[("firmware/two-stage-4k", counts(9, 9, 9, 4, 60))]);
         let blocks = walk_lengths(["plain"].into_iter(), &results);
-        assert_eq!(rows(&blocks[0])[0], ["firmware/nested-4k", "-", "-", "15.00", "-", "-", "-"]);
+        assert_eq!(rows(&blocks[0])[0], ["firmware/two-stage-4k", "-", "-", "15.00", "-", "-", "-"]);
     }
 
     #[test]
     fn requests_stand_for_a_million_instructions() {
         // 10 operations, of 500 instructions of the guest's and 1500 of the host's.
-        let results = results(&[("firmware/nested", counts(500, 1500, 3, 1, 1))]);
+        let results = results(&[("firmware/two-stage", counts(500, 1500, 3, 1, 1))]);
         let rows = rows(&throughput(&results));
-        assert_eq!(rows, [["firmware/nested", "5000.00"]]);
+        assert_eq!(rows, [["firmware/two-stage", "5000.00"]]);
     }
 
     #[test]
     fn superpages_are_shares_of_none() {
         // Cycles are the sum of the first two.
-        let small =
-            results(&[("firmware/nested", counts(300, 0, 0, 1, 1)), ("firmware/nested-4k", counts(600, 0, 0, 1, 1))]);
-        let large =
-            results(&[("firmware/nested", counts(150, 0, 0, 1, 1)), ("firmware/nested-4k", counts(360, 0, 0, 1, 1))]);
+        let small = results(&[
+            ("firmware/two-stage", counts(300, 0, 0, 1, 1)),
+            ("firmware/two-stage-4k", counts(600, 0, 0, 1, 1)),
+        ]);
+        let large = results(&[
+            ("firmware/two-stage", counts(150, 0, 0, 1, 1)),
+            ("firmware/two-stage-4k", counts(360, 0, 0, 1, 1)),
+        ]);
         let both = Results { cases: small.cases.into_iter().chain(large.cases).collect() };
-        let subjects = ["native", "firmware/nested", "firmware/nested-4k"].map(subject);
+        let subjects = ["native", "firmware/two-stage", "firmware/two-stage-4k"].map(subject);
         let rows = rows(&superpages("plain", &both, &subjects));
         assert_eq!(rows[1], ["native", "-", "-", "-", "-"]);
-        assert_eq!(rows[2], ["firmware/nested", "1.000", "0.500", "0.600", "0.250"]);
+        assert_eq!(rows[2], ["firmware/two-stage", "1.000", "0.500", "0.600", "0.250"]);
         assert_eq!(rows.len(), 3, "{rows:?}");
     }
 }

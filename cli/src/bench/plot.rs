@@ -24,7 +24,7 @@ const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
 const PALE: RGBColor = RGBColor(0xaa, 0xaa, 0xaa);
 /// The colours of subjects in all plots. The colour-blind can tell them apart (Okabe and Ito).
 const KINDS: [(&str, RGBColor); 6] = [
-    ("nested", RGBColor(0x00, 0x72, 0xb2)),
+    ("two-stage", RGBColor(0x00, 0x72, 0xb2)),
     ("shadow", RGBColor(0xe6, 0x9f, 0x00)),
     ("unsync", RGBColor(0x00, 0x9e, 0x73)),
     ("lazy", RGBColor(0xcc, 0x79, 0xa7)),

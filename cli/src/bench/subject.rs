@@ -147,8 +147,8 @@ pub struct Choice {
 pub enum Extra {
     /// None.
     None,
-    /// For the sake of whole walks, those that map guest memory by 4 KiB leaves only: mode `nested` in the firmware seat, and KVM.
-    Nested,
+    /// For the sake of whole walks, those that map guest memory by 4 KiB leaves only: mode `two-stage` in the firmware seat, and KVM.
+    TwoStage,
     /// The default subjects, and mode `steered` without each of its parts.
     Parts,
     /// The subjects with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
@@ -167,7 +167,7 @@ pub enum ChoiceError {
     /// All were ruled out.
     #[error("nothing to measure: no subject is left")]
     #[diagnostic(help(
-        "mode `nested` and KVM need the H extension: leave out --no-h; `steered` and `adaptive` cannot promise Svadu: leave out --svadu; or \
+        "mode `two-stage` and KVM need the H extension: leave out --no-h; `steered` and `adaptive` cannot promise Svadu: leave out --svadu; or \
          choose other modes or subjects"
     ))]
     Nothing,
@@ -188,7 +188,7 @@ impl Choice {
             Variant::combine(seat, &modes, &[h], &[true, false]).into_iter().flat_map(move |variant| {
                 let has_small = match extra {
                     Extra::None => false,
-                    Extra::Nested | Extra::Parts => variant.mmu == Some(MmuMode::Nested) && seat == Seat::Firmware,
+                    Extra::TwoStage | Extra::Parts => variant.mmu == Some(MmuMode::TwoStage) && seat == Seat::Firmware,
                     Extra::Small => variant.lane && seat == Seat::Firmware,
                 };
                 let is_steered = variant.mmu == Some(MmuMode::Steered) && variant.lane;
@@ -285,7 +285,7 @@ mod tests {
         once.dedup();
         assert_eq!(once.len(), all.len());
         assert_eq!(all.len(), 1 + (9 + 6 + 1) + 9 + (6 + 4 + 1) + 2);
-        assert_eq!(names(&Choice::default(), Extra::Nested).len(), 1 + 9 + 1 + 6 + 9 + 2);
+        assert_eq!(names(&Choice::default(), Extra::TwoStage).len(), 1 + 9 + 1 + 6 + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (9 + 1 + 4) + (6 + 4) + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 9 + 6 + 9 + 1);
     }
@@ -294,8 +294,8 @@ mod tests {
     fn words_and_modes_narrow() {
         let words =
             |words: &[&str]| Choice { words: words.iter().map(|&word| word.into()).collect(), ..Choice::default() };
-        assert_eq!(names(&words(&["native", "kvm"]), Extra::Nested), ["native", "kvm", "kvm-4k"]);
-        assert_eq!(names(&words(&["firmware/nested-4k"]), Extra::Nested), ["firmware/nested-4k"]);
+        assert_eq!(names(&words(&["native", "kvm"]), Extra::TwoStage), ["native", "kvm", "kvm-4k"]);
+        assert_eq!(names(&words(&["firmware/two-stage-4k"]), Extra::TwoStage), ["firmware/two-stage-4k"]);
         assert_eq!(names(&words(&["firmware/steered-noh-noroots"]), Extra::Parts), ["firmware/steered-noh-noroots"]);
         assert_eq!(names(&words(&["noh"]), Extra::None).len(), 6);
         let lazy = Choice { modes: vec![MmuMode::Lazy], no_h: true, ..Choice::default() };
@@ -304,7 +304,7 @@ mod tests {
         let none = Choice { no_h: true, ..words(&["kvm"]) };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
         // The bare machine would be left.
-        let none = Choice { modes: vec![MmuMode::Nested], no_h: true, ..Choice::default() };
+        let none = Choice { modes: vec![MmuMode::TwoStage], no_h: true, ..Choice::default() };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));
         let none = Choice { modes: vec![MmuMode::Steered], svadu: true, ..Choice::default() };
         assert!(matches!(none.check(), Err(ChoiceError::Nothing)));

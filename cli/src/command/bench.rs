@@ -9,6 +9,7 @@ use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::{boot, fig5, fig6, files, lane, overcommit, page, papers};
 use crate::host::place::{IoError, check_writable, write_whole};
 use crate::subject::workload::Scale;
+use crate::vm::mode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -140,8 +141,8 @@ impl BenchArgs {
             return Ok(0);
         }
         let choice = Choice {
-            words: self.subject.clone(),
-            modes: self.mmu.iter().map(|mmu| mmu.0).collect(),
+            words: self.subject.iter().map(|name| mode::present_subject(name)).collect(),
+            modes: self.mmu.iter().map(|mmu| mmu.mode()).collect(),
             no_h: self.no_h,
             svadu: self.svadu,
         };
@@ -214,7 +215,7 @@ impl BenchArgs {
             }
         };
         list("--subject", self.subject.clone());
-        list("--mmu", self.mmu.iter().map(|mmu| mmu.0.name().to_owned()).collect());
+        list("--mmu", self.mmu.iter().map(|mmu| mmu.mode().name().to_owned()).collect());
         list("--core", self.core.clone());
         let switches = [(self.quick, "--quick"), (self.no_h, "--no-h"), (self.svadu, "--svadu")];
         words.extend(switches.iter().filter(|it| it.0).map(|it| it.1.to_owned()));

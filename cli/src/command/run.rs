@@ -12,6 +12,7 @@ use crate::machine::swap::SwapSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::system;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::mode;
 use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
 use ::meter::args::Level;
@@ -173,22 +174,44 @@ enum Switch {
 
 /// [`MmuMode`] as an option's value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Mmu(pub(super) MmuMode);
+pub(super) enum Mmu {
+    /// By its name.
+    Present(MmuMode),
+    /// By the former name of [`MmuMode::TwoStage`].
+    Former,
+}
+
+impl Mmu {
+    /// Returns the mode, and warns if it was given by its former name.
+    pub(super) fn mode(self) -> MmuMode {
+        match self {
+            Self::Present(mode) => mode,
+            Self::Former => {
+                mode::warn_of_former_name();
+                MmuMode::TwoStage
+            }
+        }
+    }
+}
 
 impl ValueEnum for Mmu {
     fn value_variants<'a>() -> &'a [Self] {
         &[
-            Self(MmuMode::Nested),
-            Self(MmuMode::Shadow),
-            Self(MmuMode::Unsync),
-            Self(MmuMode::Lazy),
-            Self(MmuMode::Steered),
-            Self(MmuMode::Adaptive),
+            Self::Present(MmuMode::TwoStage),
+            Self::Present(MmuMode::Shadow),
+            Self::Present(MmuMode::Unsync),
+            Self::Present(MmuMode::Lazy),
+            Self::Present(MmuMode::Steered),
+            Self::Present(MmuMode::Adaptive),
+            Self::Former,
         ]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.0.name()))
+        Some(match self {
+            Self::Present(mode) => PossibleValue::new(mode.name()),
+            Self::Former => PossibleValue::new(mode::FORMER).hide(true),
+        })
     }
 }
 
@@ -264,7 +287,7 @@ impl RunArgs {
             add: Some(self.add).filter(|files| !files.is_empty()),
             append: self.append,
             console: self.console,
-            mmu: self.mmu.map(|mmu| mmu.0),
+            mmu: self.mmu.map(Mmu::mode),
             lane: self.lane.map(|switch| switch == Switch::On),
             superpages: self.superpages.map(|switch| switch == Switch::On),
             balloon: self.balloon,

@@ -154,7 +154,7 @@ mod tests {
             number,
             name: format!("machine-{number}"),
             state: VmState::Running,
-            mode: Some(MmuMode::Nested),
+            mode: Some(MmuMode::TwoStage),
             vcpus: 2,
             memory_bytes: 1 << 30,
             resident_bytes: 300 << 20,

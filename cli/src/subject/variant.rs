@@ -78,7 +78,17 @@ impl TryFrom<String> for Selector {
                 .map(Trait::Mode)
                 .map_err(|_| format!("`{part}` is not a variant: join a mode, h or noh, lane or nolane with `-`")),
         };
-        text.split('-').map(part).collect::<Result<_, _>>().map(Self)
+        let (mut parts, mut rest) = (Vec::new(), Some(&*text));
+        while let Some(text) = rest {
+            // A mode's name may have a `-` itself.
+            let has =
+                |name: &&str| text.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
+            let mode = MmuMode::ALL.map(MmuMode::name).into_iter().find(has);
+            let name = mode.or_else(|| text.split('-').next()).unwrap_or(text);
+            parts.push(part(name)?);
+            rest = text[name.len()..].strip_prefix('-');
+        }
+        Ok(Self(parts))
     }
 }
 
@@ -125,7 +135,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_left_out() {
         let firmware = [
-            "nested",
+            "two-stage",
             "shadow",
             "shadow-noh",
             "unsync",
@@ -143,7 +153,7 @@ mod tests {
         ];
         assert_eq!(labels(Seat::Firmware, &all()), firmware);
         let payload = [
-            "nested",
+            "two-stage",
             "shadow",
             "unsync",
             "lazy",
@@ -164,7 +174,7 @@ mod tests {
             let variants = Variant::combine(Seat::Firmware, &all(), &BOTH, &[true, false]);
             variants.into_iter().filter(|variant| selector.selects(*variant)).map(Variant::label).collect::<Vec<_>>()
         };
-        assert_eq!(chosen("nested"), ["nested"]);
+        assert_eq!(chosen("two-stage"), ["two-stage"]);
         assert_eq!(
             chosen("noh"),
             ["shadow-noh", "unsync-noh", "lazy-noh", "lazy-noh-nolane", "steered-noh", "steered-noh-nolane"]
@@ -175,7 +185,7 @@ mod tests {
             chosen("nolane"),
             ["lazy-nolane", "lazy-noh-nolane", "steered-nolane", "steered-noh-nolane", "adaptive-nolane"]
         );
-        assert_eq!(chosen("nested-noh"), [""; 0]);
+        assert_eq!(chosen("two-stage-noh"), [""; 0]);
         for bad in ["", "fast", "lazy-", "lazy noh"] {
             assert!(Selector::try_from(bad.to_owned()).is_err(), "{bad}");
         }

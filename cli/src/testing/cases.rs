@@ -287,17 +287,17 @@ mod tests {
 
     #[test]
     fn tests_are_expanded_over_variants() {
-        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['nested', 'lazy']\n\
+        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['two-stage', 'lazy']\n\
                     h = [true, false]\nlane = [true, false]\n";
         let cases = plan(text).expect("a plan");
         let names: Vec<_> = cases.iter().map(Case::name).collect();
         let expected = [
-            "a/firmware/1/nested",
+            "a/firmware/1/two-stage",
             "a/firmware/1/lazy",
             "a/firmware/1/lazy-nolane",
             "a/firmware/1/lazy-noh",
             "a/firmware/1/lazy-noh-nolane",
-            "a/payload/1/nested",
+            "a/payload/1/two-stage",
             "a/payload/1/lazy",
             "a/payload/1/lazy-nolane",
             "a/bare/1",
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn by_default_each_two_circumstances_meet() {
-        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['nested', 'shadow', 'unsync', 'lazy']\n\
+        let text = "[a]\nabout = ''\nguest = 'x'\non = ['gnomon', 'bare']\nmmu = ['two-stage', 'shadow', 'unsync', 'lazy']\n\
                     harts = [1, 4]\nh = [true, false]\nlane = [true, false]\n";
         let cases = plan(text).expect("a plan");
         let by_default: Vec<_> = cases.iter().filter(|case| case.by_default).collect();

@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn filters_select() {
-        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'shadow', 'lazy']\nharts = [1, 2, 4]\n\
-                    [b]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'lazy']\nvariants = 'full'\n";
+        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage', 'shadow', 'lazy']\nharts = [1, 2, 4]\n\
+                    [b]\nabout = ''\nguest = 'x'\nmmu = ['two-stage', 'lazy']\nvariants = 'full'\n";
         let select = |filters: &[&str], extent| {
             let filters: Vec<String> = filters.iter().map(ToString::to_string).collect();
             let suite = Suite::of(plan::tests::plan(text).expect("a plan"), &filters, extent);

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn rows_may_have_values_of_their_own() {
         // `lane` is a matter of mode `lazy` only; a row that nothing else resembles is always chosen.
-        let rows = [vec!["nested", "h"], vec!["lazy", "h", "lane"], vec!["lazy", "noh", "nolane"], vec!["bare"]];
+        let rows = [vec!["two-stage", "h"], vec!["lazy", "h", "lane"], vec!["lazy", "noh", "nolane"], vec!["bare"]];
         let rows: Vec<Vec<&str>> = rows.into_iter().collect();
         assert_eq!(covering(&rows, Cover::Pairs), [0, 1, 2, 3]);
         assert_eq!(covering(&[vec![1], vec![1], vec![2]], Cover::Pairs), [0, 2], "the first of equals");

@@ -447,7 +447,7 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nexpect.output = ['(']\n", "regex"),
             ("[a]\nabout = ''\nguest = 'x'\ncolour = 1\n", "colour"),
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['turbo']\n", "turbo"),
-            ("[a]\nabout = ''\nguest = 'x'\nmmu = ['nested']\nh = [false]\n", "never run"),
+            ("[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage']\nh = [false]\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nharts = [2]\n", "one hart"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),

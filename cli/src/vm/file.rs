@@ -4,6 +4,7 @@ use crate::host::size::{MIB, Size};
 use crate::machine::disk::DiskSpec;
 use crate::machine::net::{self, Forward};
 use crate::machine::share::ShareSpec;
+use crate::vm::mode;
 use crate::vm::root::Root;
 use abi::bundle::MmuMode;
 use abi::mac::Mac;
@@ -46,6 +47,7 @@ pub struct VmFile {
     /// The console that Linux uses.
     pub console: Option<Console>,
     /// How memory is virtualized.
+    #[serde(deserialize_with = "mode::read")]
     pub mmu: Option<MmuMode>,
     /// Whether the fast lane serves fences by address and switches of the address space.
     pub lane: Option<bool>,

@@ -2,6 +2,7 @@
 
 pub mod file;
 pub mod layout;
+pub mod mode;
 pub mod pack;
 pub mod payload;
 pub mod restore;

@@ -376,7 +376,7 @@ mod tests {
         assert_eq!(mode(&state, None), None);
         state.vcpus[1].root_cache = shares(true);
         assert_eq!(mode(&state, None), Some(MmuMode::Lazy));
-        assert_eq!(mode(&state, Some(MmuMode::Nested)), Some(MmuMode::Nested), "it says why not when it starts");
+        assert_eq!(mode(&state, Some(MmuMode::TwoStage)), Some(MmuMode::TwoStage), "it says why not when it starts");
     }
 
     #[test]

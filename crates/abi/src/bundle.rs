@@ -89,7 +89,7 @@ pub struct VmConfig {
     /// (Svade).
     pub svadu: bool,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
-    /// [`default_shadow_bytes`]. No meaning under [`MmuMode::Nested`].
+    /// [`default_shadow_bytes`]. No meaning under [`MmuMode::TwoStage`].
     pub shadow_bytes: Option<u64>,
     /// True if 2 MiB G-stage leaves may be used.
     pub superpages: bool,
@@ -168,10 +168,11 @@ pub struct Segment {
 
 /// The way a VM's memory is virtualized.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum MmuMode {
     /// Two-stage hardware tables. Needs the H extension.
-    Nested,
+    #[serde(alias = "nested")]
+    TwoStage,
     /// Shadow tables, kept in step by write-protecting the guest's tables.
     Shadow,
     /// Shadow tables; the guest's leaf tables are write-protected until the first store, and brought
@@ -181,19 +182,19 @@ pub enum MmuMode {
     Lazy,
     /// Shadow tables that say whose each fault is: the guest takes its page faults itself, and fences bring in step.
     Steered,
-    /// Of the two, `Nested` and `Steered`, whichever costs less: chosen for each root from what is counted. Needs the H extension.
+    /// `TwoStage` or `Steered`, whichever costs less: chosen for each root by counters. Needs the H extension.
     Adaptive,
 }
 
 impl MmuMode {
     /// All modes.
-    pub const ALL: [Self; 6] = [Self::Nested, Self::Shadow, Self::Unsync, Self::Lazy, Self::Steered, Self::Adaptive];
+    pub const ALL: [Self; 6] = [Self::TwoStage, Self::Shadow, Self::Unsync, Self::Lazy, Self::Steered, Self::Adaptive];
 
     /// Its name in options, files and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Nested => "nested",
+            Self::TwoStage => "two-stage",
             Self::Shadow => "shadow",
             Self::Unsync => "unsync",
             Self::Lazy => "lazy",
@@ -205,7 +206,7 @@ impl MmuMode {
     /// Returns whether it works on harts without the H extension.
     #[must_use]
     pub const fn works_without_h(self) -> bool {
-        !matches!(self, Self::Nested | Self::Adaptive)
+        !matches!(self, Self::TwoStage | Self::Adaptive)
     }
 
     /// Returns whether the fast lane may serve its guests: their fences by address, and changes of the address space.
@@ -235,7 +236,7 @@ pub struct UnknownMode;
 
 impl core::fmt::Display for UnknownMode {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("no such mode: choose nested, shadow, unsync, lazy, steered or adaptive")
+        f.write_str("no such mode: choose two-stage, shadow, unsync, lazy, steered or adaptive")
     }
 }
 
@@ -393,7 +394,7 @@ mod tests {
         for mode in MmuMode::ALL {
             assert_eq!(mode.name().parse(), Ok(mode));
         }
-        assert_eq!("Nested".parse::<MmuMode>(), Err(UnknownMode));
+        assert_eq!("TwoStage".parse::<MmuMode>(), Err(UnknownMode));
     }
 
     #[test]

@@ -47,7 +47,7 @@ tunables! {
     /// 2 MiB leaves.
     Superpages = "superpages", Kind::Switch, 1, "2 MiB at once where a VM's memory allows it; of VMs that start from now on";
     /// Hardware's A and D of the G-stage.
-    HardwareAd = "hardware-ad", Kind::Switch, 0, "A and D of nested guests' memory are the hardware's; of VMs that start from now on";
+    HardwareAd = "hardware-ad", Kind::Switch, 0, "A and D of the memory of guests behind a G-stage are the hardware's; of VMs that start from now on";
     /// D by faults for all pages.
     FaultD = "fault-d", Kind::Switch, 0, "D by faults for all memory, not only for pages that came back; of VMs that start from now on";
     /// Reclaim.
@@ -69,11 +69,11 @@ tunables! {
     /// Steering.
     Steer = "steer", Kind::Switch, 1, "guests in mode steered take their page faults themselves; if off, Gnomon delivers them";
     /// The cost that a steered root may have.
-    AdaptShare = "adapt-share", Kind::Number(1000), 20, "thousandths of its time that a vCPU in mode adaptive may take for the traps of a steered root; beyond, the root goes nested";
+    AdaptShare = "adapt-share", Kind::Number(1000), 20, "thousandths of its time that a vCPU in mode adaptive may take for the traps of a steered root; beyond, the root goes behind the G-stage";
     /// The time between looks at the cost of roots.
     AdaptLook = "adapt-look", Kind::Number(1_000_000), 5000, "microseconds until a vCPU in mode adaptive is looked at; while nothing changes, up to 16 times as long; 0: at least 100";
     /// A choice without reason, for tests.
-    AdaptAtRandom = "adapt-at-random", Kind::Switch, 0, "in mode adaptive roots are nested or steered at random: a test of the changes between them";
+    AdaptAtRandom = "adapt-at-random", Kind::Switch, 0, "in mode adaptive roots are behind the G-stage or steered at random: a test of the changes between them";
     /// Pages that are read with one that is needed.
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.

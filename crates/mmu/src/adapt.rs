@@ -10,7 +10,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     /// By the guest's tables, behind the G-stage.
-    Nested,
+    TwoStage,
     /// By shadow tables.
     Steered,
 }
@@ -84,7 +84,7 @@ impl Chooser {
     /// What has been chosen for a root.
     #[must_use]
     pub fn choice(&self, key: u64) -> Choice {
-        self.get(key).map_or(Choice::Nested, |known| known.choice)
+        self.get(key).map_or(Choice::TwoStage, |known| known.choice)
     }
 
     /// Whether any root is steered.
@@ -105,7 +105,7 @@ impl Chooser {
             self.hand = (self.hand + 1) % ROOTS;
             self.hand
         });
-        let fresh = Known { key, since: now, choice: Choice::Nested, until, failed: 0, is_suspect: false };
+        let fresh = Known { key, since: now, choice: Choice::TwoStage, until, failed: 0, is_suspect: false };
         let known = self.known[at].get_or_insert(fresh);
         if known.key != key {
             *known = fresh;
@@ -119,15 +119,15 @@ impl Chooser {
         let (all_until, all_failed) = (self.until, self.failed);
         let known = self.find(key, now, now.saturating_add(interval));
         match was {
-            Choice::Nested if known.choice == Choice::Steered => {}
-            Choice::Nested => {
+            Choice::TwoStage if known.choice == Choice::Steered => {}
+            Choice::TwoStage => {
                 // Its tables are made first, which one look may find to be too much.
                 if now >= known.until && now >= all_until {
                     (known.choice, known.is_suspect) = (Choice::Steered, false);
                 }
             }
             Choice::Steered if share > limit && known.is_suspect || is_far_too_much(share, limit) => {
-                known.choice = Choice::Nested;
+                known.choice = Choice::TwoStage;
                 known.failed = (known.failed + 1).min(MOST_TIMES);
                 known.until = now.saturating_add(interval << known.failed);
                 self.failed = (all_failed + 1).min(MOST_TIMES);
@@ -154,7 +154,7 @@ impl Chooser {
     /// It could not be steered now: there was no memory for it, or not at once. It is tried again at a later look.
     pub fn postpone(&mut self, key: u64, now: u64, until: u64) {
         let known = self.find(key, now, until);
-        (known.choice, known.until) = (Choice::Nested, until);
+        (known.choice, known.until) = (Choice::TwoStage, until);
     }
 
     /// For tests: that is chosen for the root.
@@ -177,24 +177,24 @@ mod tests {
     #[test]
     fn a_root_that_costs_little_is_steered_after_a_while_and_stays_so() {
         let mut chooser = Chooser::new();
-        assert_eq!(chooser.looked(1, Choice::Nested, found(0, 0)), Choice::Nested);
-        assert_eq!(chooser.looked(1, Choice::Nested, found(99, 0)), Choice::Nested);
-        assert_eq!(chooser.looked(1, Choice::Nested, found(100, 0)), Choice::Steered);
+        assert_eq!(chooser.looked(1, Choice::TwoStage, found(0, 0)), Choice::TwoStage);
+        assert_eq!(chooser.looked(1, Choice::TwoStage, found(99, 0)), Choice::TwoStage);
+        assert_eq!(chooser.looked(1, Choice::TwoStage, found(100, 0)), Choice::Steered);
         assert!((2..50).all(|n| chooser.looked(1, Choice::Steered, found(100 * n, 5)) == Choice::Steered));
         assert!(chooser.steers_any());
-        assert_eq!(chooser.choice(2), Choice::Nested);
+        assert_eq!(chooser.choice(2), Choice::TwoStage);
     }
 
     #[test]
     fn a_root_is_as_old_as_the_first_look_at_it() {
         let mut chooser = Chooser::new();
         assert_eq!(chooser.age(1, 50), 0);
-        let _ = chooser.looked(1, Choice::Nested, found(100, 0));
-        let _ = chooser.looked(1, Choice::Nested, found(300, 0));
+        let _ = chooser.looked(1, Choice::TwoStage, found(100, 0));
+        let _ = chooser.looked(1, Choice::TwoStage, found(300, 0));
         assert_eq!((chooser.age(1, 350), chooser.age(1, 50), chooser.age(2, 350)), (250, 0, 0));
         // One that another has the place of begins anew.
         let others = 2..2 + ROOTS as u64;
-        others.clone().for_each(|key| _ = chooser.looked(key, Choice::Nested, found(400, 0)));
+        others.clone().for_each(|key| _ = chooser.looked(key, Choice::TwoStage, found(400, 0)));
         assert_eq!(others.filter(|key| chooser.age(*key, 500) == 0).count(), 1);
         assert_eq!((chooser.age(1, 500), chooser.age(1 + ROOTS as u64, 500)), (400, 100));
     }
@@ -203,8 +203,8 @@ mod tests {
     fn one_bad_look_is_no_reason_and_two_or_a_very_bad_one_are() {
         let steered = || {
             let mut chooser = Chooser::new();
-            let _ = chooser.looked(1, Choice::Nested, found(0, 0));
-            assert_eq!(chooser.looked(1, Choice::Nested, found(100, 0)), Choice::Steered);
+            let _ = chooser.looked(1, Choice::TwoStage, found(0, 0));
+            assert_eq!(chooser.looked(1, Choice::TwoStage, found(100, 0)), Choice::Steered);
             assert_eq!(chooser.looked(1, Choice::Steered, found(200, LIMIT / 2)), Choice::Steered);
             chooser
         };
@@ -212,20 +212,20 @@ mod tests {
         assert_eq!(chooser.looked(1, Choice::Steered, found(300, LIMIT + 1)), Choice::Steered);
         // Hysteresis: below the limit, but not by enough to be trusted again.
         assert_eq!(chooser.looked(1, Choice::Steered, found(400, LIMIT)), Choice::Steered);
-        assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Nested);
+        assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::TwoStage);
         let mut chooser = steered();
         assert_eq!(chooser.looked(1, Choice::Steered, found(300, LIMIT + 1)), Choice::Steered);
         assert_eq!(chooser.looked(1, Choice::Steered, found(400, LIMIT / 2)), Choice::Steered);
         assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Steered);
         let mut chooser = steered();
-        assert_eq!(chooser.looked(1, Choice::Steered, found(300, 4 * LIMIT + 1)), Choice::Nested);
+        assert_eq!(chooser.looked(1, Choice::Steered, found(300, 4 * LIMIT + 1)), Choice::TwoStage);
         // Or somebody has seen it coming.
-        for (share, choice) in [(LIMIT + 1, Choice::Nested), (LIMIT, Choice::Steered)] {
+        for (share, choice) in [(LIMIT + 1, Choice::TwoStage), (LIMIT, Choice::Steered)] {
             let mut chooser = steered();
             [1, 2].into_iter().for_each(|key| chooser.suspect(key));
             assert_eq!(
                 (chooser.looked(1, Choice::Steered, found(300, share)), chooser.choice(2)),
-                (choice, Choice::Nested)
+                (choice, Choice::TwoStage)
             );
         }
     }
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn trials_that_fail_come_ever_more_rarely() {
         let (mut chooser, mut now, mut trials) = (Chooser::new(), 0, Vec::new());
-        let mut choice = Choice::Nested;
+        let mut choice = Choice::TwoStage;
         while trials.len() < 9 {
             let before = choice;
             choice = chooser.looked(1, choice, found(now, if choice == Choice::Steered { 100 } else { 0 }));
-            if before == Choice::Nested && choice == Choice::Steered {
+            if before == Choice::TwoStage && choice == Choice::Steered {
                 trials.push(now);
             }
             now += 10;
@@ -250,14 +250,14 @@ mod tests {
     fn failures_of_some_put_off_the_trials_of_others() {
         let mut chooser = Chooser::new();
         for key in 0..8 {
-            let _ = chooser.looked(key, Choice::Nested, found(0, 0));
+            let _ = chooser.looked(key, Choice::TwoStage, found(0, 0));
         }
         let mut tried = 0;
         for now in (1000..1200).step_by(10) {
             for key in 0..8 {
-                if chooser.looked(key, Choice::Nested, found(now, 0)) == Choice::Steered {
+                if chooser.looked(key, Choice::TwoStage, found(now, 0)) == Choice::Steered {
                     tried += 1;
-                    assert_eq!(chooser.looked(key, Choice::Steered, found(now, 1000)), Choice::Nested);
+                    assert_eq!(chooser.looked(key, Choice::Steered, found(now, 1000)), Choice::TwoStage);
                 }
             }
         }
@@ -268,13 +268,13 @@ mod tests {
     fn more_roots_than_are_remembered_replace_each_other() {
         let mut chooser = Chooser::new();
         for key in 0..3 * ROOTS as u64 {
-            assert_eq!(chooser.looked(key, Choice::Nested, found(0, 0)), Choice::Nested);
+            assert_eq!(chooser.looked(key, Choice::TwoStage, found(0, 0)), Choice::TwoStage);
             chooser.force(key, Choice::Steered);
             assert_eq!(chooser.choice(key), Choice::Steered);
         }
-        assert_eq!((chooser.choice(0), chooser.choice(3 * ROOTS as u64 - 1)), (Choice::Nested, Choice::Steered));
+        assert_eq!((chooser.choice(0), chooser.choice(3 * ROOTS as u64 - 1)), (Choice::TwoStage, Choice::Steered));
         chooser.postpone(3 * ROOTS as u64 - 1, 100, 500);
-        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(499, 0)), Choice::Nested);
-        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::Nested, found(500, 0)), Choice::Steered);
+        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::TwoStage, found(499, 0)), Choice::TwoStage);
+        assert_eq!(chooser.looked(3 * ROOTS as u64 - 1, Choice::TwoStage, found(500, 0)), Choice::Steered);
     }
 }

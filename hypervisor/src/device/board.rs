@@ -239,7 +239,7 @@ mod tests {
             kinds: &KINDS,
             g_format: &rv::format::SV39X4,
             formats: alloc::vec![&rv::format::SV39],
-            nested_svadu: false,
+            two_stage_svadu: false,
             denial: crate::device::offer::Denial::Pmp,
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv57".into(),

@@ -86,7 +86,7 @@ pub struct Offer {
     /// Extensions that guests are told of, their own MMU's apart (`Translation::isa`).
     pub isa: Isa,
     /// Whether hardware can set A and D for guests behind a G-stage.
-    pub nested_svadu: bool,
+    pub two_stage_svadu: bool,
     /// Who denies guests frames, so that their faults can be steered.
     pub denial: Denial,
     /// `mmu-type` of guests' cpu nodes.
@@ -114,7 +114,7 @@ impl Offer {
     #[must_use]
     pub fn mode(&self, config: &VmConfig) -> MmuMode {
         config.mmu.unwrap_or(match self.guest {
-            GuestMode::Virtual => MmuMode::Nested,
+            GuestMode::Virtual => MmuMode::TwoStage,
             // What the guest of a snapshot was told has to hold, and Svvptc does not where faults are steered.
             GuestMode::Supervisor if config.restore.is_some() && config.svvptc => MmuMode::Lazy,
             GuestMode::Supervisor if self.denial != Denial::Nobody && !config.svadu => MmuMode::Steered,

@@ -141,11 +141,11 @@ counters! {
         /// Exits by accesses to `satp`.
         satp_accesses = "satp.accesses",
         /// Changes from shadow tables to the G-stage, in mode `adaptive`.
-        adapt_nested = "adapt.to_nested",
+        adapt_two_stage = "adapt.to_two_stage",
         /// Changes from the G-stage to shadow tables.
         adapt_steered = "adapt.to_steered",
-        /// Looks that found it nested.
-        adapt_looks_nested = "adapt.looks_nested",
+        /// Looks that found it behind the G-stage.
+        adapt_looks_two_stage = "adapt.looks_two_stage",
         /// Looks that found it steered.
         adapt_looks_steered = "adapt.looks_steered",
         /// Fences done on behalf of other vCPUs' SBI calls.

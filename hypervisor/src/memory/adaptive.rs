@@ -1,14 +1,14 @@
 //! Guests that have both: a G-stage, and shadow tables that steer. Each vCPU runs its root one way or the other, as
 //! [`mmu::adapt`] chooses by what the root has been found to cost.
 //!
-//! While it is *nested*, nothing that the guest does about its translation comes to Gnomon, so no fence has a price: that is what it
-//! is nested for. Neither do writes of `satp`; so a look, each few milliseconds, finds which root runs. While it is *steered*, the
-//! lane changes between steered roots, and any other write of `satp` comes to Gnomon, which may go nested at once.
+//! While it is *behind the G-stage*, nothing that the guest does about its translation comes to Gnomon, so no fence has a price: that is what it
+//! is behind the G-stage for. Neither do writes of `satp`; so a look, each few milliseconds, finds which root runs. While it is *steered*, the
+//! lane changes between steered roots, and any other write of `satp` comes to Gnomon, which may go behind the G-stage at once.
 //!
 //! What is kept meanwhile, and why nobody sees what is out of date (TLB-LIKE):
-//! - The shadow stays as it is during a nested spell. When the vCPU comes back, that counts as a fence of everything on this vCPU
+//! - The shadow stays as it is during a behind the G-stage spell. When the vCPU comes back, that counts as a fence of everything on this vCPU
 //!   ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they are loaded. Its ASIDs are new ones.
-//! - What the guest fences while it is steered its VMID does not see. So it gets a new one each time that it goes nested.
+//! - What the guest fences while it is steered its VMID does not see. So it gets a new one each time that it goes behind the G-stage.
 
 use crate::device::offer::{GuestMode, Offer};
 use crate::device::uart;
@@ -38,7 +38,7 @@ pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;
 /// So many fences since the last look are many: the lane comes to the end of its log some time after.
 const MANY: u64 = 200;
 
-/// Whether a VM can be both nested and steered.
+/// Whether a VM can be both behind the G-stage and steered.
 ///
 /// # Errors
 /// A message, if not.
@@ -119,7 +119,7 @@ fn interval(g: &Gnomon) -> u64 {
 
 const fn present(run: &VcpuRun) -> Choice {
     match run.tables {
-        Tables::TwoStage => Choice::Nested,
+        Tables::TwoStage => Choice::TwoStage,
         Tables::Shadow => Choice::Steered,
     }
 }
@@ -143,58 +143,58 @@ pub(crate) fn unload<E: Env>(run: &mut VcpuRun, env: &E) {
     if run.tables == Tables::TwoStage { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
 }
 
-/// Nothing of its life remains: it begins nested.
+/// Nothing of its life remains: it begins behind the G-stage.
 pub(crate) fn forget(run: &mut VcpuRun) {
     run.follow_lane();
     roots::forget(run);
-    begin_nested(run);
+    begin_two_stage(run);
     run.adapts.as_deref_mut().expect("an adaptive vCPU").forget();
 }
 
-/// What is to be so before it is nested, wherever it is. No shadow root is its own any more.
-fn begin_nested(run: &mut VcpuRun) {
+/// What is to be so before it is behind the G-stage, wherever it is. No shadow root is its own any more.
+fn begin_two_stage(run: &mut VcpuRun) {
     run.tables = Tables::TwoStage;
     run.vmid = IdSlot::new();
     run.context.brief = BriefExits::of_guest_page(uart::START);
 }
 
-/// Whether a root that the guest of a steered vCPU asks for is to be nested.
-fn is_to_be_nested(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
+/// Whether a root that the guest of a steered vCPU asks for is to be behind the G-stage.
+fn is_to_be_two_stage(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
     let at_random = g.tunables.is_on(Id::AdaptAtRandom);
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
     let choice = match () {
-        () if Satp::decode(satp).mode == 0 => Choice::Nested,
+        () if Satp::decode(satp).mode == 0 => Choice::TwoStage,
         () if at_random => adapts.random(),
         () => adapts.chooser.choice(satp),
     };
-    choice == Choice::Nested
+    choice == Choice::TwoStage
 }
 
 /// An instruction that trapped while the vCPU on this hart is steered: as [`roots::instruction`], but a write of `satp` may make it
-/// nested.
+/// behind the G-stage.
 pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
     run.follow_lane();
     if is_busy(run) {
         hasten(g, run, env);
     }
-    if roots::writes_satp(g, run, what, |run, satp| is_to_be_nested(g, run, satp)) {
-        go_nested(run, env);
+    if roots::writes_satp(g, run, what, |run, satp| is_to_be_two_stage(g, run, satp)) {
+        go_two_stage(run, env);
         return Some(Outcome::Resume);
     }
     roots::instruction(g, run, what, env)
 }
 
 /// The vCPU on this hart goes on behind its G-stage.
-fn go_nested<E: Env>(run: &mut VcpuRun, env: &mut E) {
+fn go_two_stage<E: Env>(run: &mut VcpuRun, env: &mut E) {
     run.follow_lane();
     run.count_lane();
     roots::leave(run);
-    begin_nested(run);
+    begin_two_stage(run);
     // Published before the next entry: any fence of others concerns it at once.
     run.shared.satp.store(ANY_SPACE, Ordering::SeqCst);
     env.leave_tables();
     two_stage::load(run, env);
-    run.shared.counters.adapt_nested.bump();
+    run.shared.counters.adapt_two_stage.bump();
 }
 
 /// The vCPU on this hart goes on by shadow tables. Says whether it does: it does not if there is no memory for a root, or not
@@ -216,7 +216,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
         coalescing::begin_again(g, run, age, env);
         return true;
     }
-    begin_nested(run);
+    begin_two_stage(run);
     run.shared.satp.store(ANY_SPACE, Ordering::SeqCst);
     env.leave_tables();
     two_stage::load(run, env);
@@ -234,18 +234,18 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
     let share = adapts.share(spent, now, g.offer.timebase);
     let chosen = match () {
         // Without paging a walk behind a G-stage is no longer than one of shadow tables.
-        () if Satp::decode(satp).mode == 0 => Choice::Nested,
+        () if Satp::decode(satp).mode == 0 => Choice::TwoStage,
         () if at_random => adapts.random(),
         () => adapts.chooser.looked(satp, was, Found { share, limit, now, interval }),
     };
     match was {
-        Choice::Nested => run.shared.counters.adapt_looks_nested.bump(),
+        Choice::TwoStage => run.shared.counters.adapt_looks_two_stage.bump(),
         Choice::Steered => run.shared.counters.adapt_looks_steered.bump(),
     }
     let has_gone = match (was, chosen) {
-        (Choice::Nested, Choice::Steered) => go_steered(g, run, env),
-        (Choice::Steered, Choice::Nested) => {
-            go_nested(run, env);
+        (Choice::TwoStage, Choice::Steered) => go_steered(g, run, env),
+        (Choice::Steered, Choice::TwoStage) => {
+            go_two_stage(run, env);
             true
         }
         _ => true,
@@ -279,8 +279,8 @@ impl Adapts {
     fn calm(&mut self, has_changed: bool, chosen: Choice) -> u64 {
         const MOST: u32 = 4;
         self.calm = if has_changed { 0 } else { (self.calm + 1).min(MOST) };
-        // While it is nested, a root that is to be steered may run unseen.
-        let is_sought = chosen == Choice::Nested && self.chooser.steers_any();
+        // While it is behind the G-stage, a root that is to be steered may run unseen.
+        let is_sought = chosen == Choice::TwoStage && self.chooser.steers_any();
         1 << if is_sought { self.calm.min(2) } else { self.calm }
     }
 
@@ -289,6 +289,6 @@ impl Adapts {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
-        if self.dice >> 20 & 1 == 0 { Choice::Nested } else { Choice::Steered }
+        if self.dice >> 20 & 1 == 0 { Choice::TwoStage } else { Choice::Steered }
     }
 }

@@ -91,7 +91,7 @@ impl Translation {
     pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
         match self {
             // What its hart does not walk it sets no bits in.
-            TwoStage if set.is_on(Id::HardwareAd) && offer.nested_svadu => Ad::Hardware,
+            TwoStage if set.is_on(Id::HardwareAd) && offer.two_stage_svadu => Ad::Hardware,
             _ if set.is_on(Id::FaultD) => Ad::Faults,
             _ => Ad::AsNeeded,
         }

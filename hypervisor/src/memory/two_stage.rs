@@ -26,11 +26,13 @@ use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pf
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
-        return Err(format!("mmu = nested needs the H extension, which this machine's harts lack: {modes}"));
+        return Err(format!("mmu = two-stage needs the H extension, which this machine's harts lack: {modes}"));
     }
-    if config.svadu && !offer.nested_svadu {
+    if config.svadu && !offer.two_stage_svadu {
         let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
-        return Err(format!("svadu with mmu = nested needs harts and firmware that grant it (henvcfg.ADUE): {modes}"));
+        return Err(format!(
+            "svadu with mmu = two-stage needs harts and firmware that grant it (henvcfg.ADUE): {modes}"
+        ));
     }
     Ok(())
 }
@@ -38,7 +40,7 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 /// What its harts are told to have. Who sets A and D is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
     let isa = offer.isa.with_svvptc(config.svvptc);
-    if offer.nested_svadu { isa.with_svadu(config.svadu) } else { isa }
+    if offer.two_stage_svadu { isa.with_svadu(config.svadu) } else { isa }
 }
 
 /// How its images are mapped: hardware that sets A and D in a guest's table does not ask the G-stage everywhere.

@@ -69,7 +69,7 @@ pub enum Translation {
 impl From<MmuMode> for Translation {
     fn from(mode: MmuMode) -> Self {
         match mode {
-            MmuMode::Nested => Translation::TwoStage,
+            MmuMode::TwoStage => Translation::TwoStage,
             MmuMode::Shadow => Translation::Shadow(Upkeep::Shadow),
             MmuMode::Unsync => Translation::Shadow(Upkeep::Unsync),
             MmuMode::Lazy => Translation::Shadow(Upkeep::Lazy),

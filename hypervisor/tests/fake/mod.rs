@@ -345,7 +345,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         g_format: &rv::format::SV39X4,
         formats: vec![&rv::format::SV39],
         kinds: &hypervisor::device::KINDS,
-        nested_svadu: false,
+        two_stage_svadu: false,
         denial: Denial::Pmp,
         isa: Isa::from_isa_string("rv64imafdc_sstc"),
         mmu_type: "riscv,sv39".into(),

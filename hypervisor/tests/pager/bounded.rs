@@ -40,8 +40,11 @@ fn spread(rig: &mut Rig, n: usize) {
 fn a_page_with_many_leaves_in_many_vms_goes_in_portions() {
     let mut vms: Vec<_> = (0..SHARERS).map(|n| vm_with_image(&format!("vm{n}"), MmuMode::Lazy, (0, 0, 32))).collect();
     vms.iter_mut().for_each(|vm| vm.superpages = false);
-    let mut rig =
-        Rig::new(2300, Some(4 * PAGES), [vms, vec![vm("hog", MmuMode::Nested), vm("hog2", MmuMode::Nested)]].concat());
+    let mut rig = Rig::new(
+        2300,
+        Some(4 * PAGES),
+        [vms, vec![vm("hog", MmuMode::TwoStage), vm("hog2", MmuMode::TwoStage)]].concat(),
+    );
     (0..SHARERS).for_each(|n| spread(&mut rig, n));
     rig.longest_look = 0;
     for _ in 0..4 {
@@ -56,8 +59,8 @@ fn a_page_with_many_leaves_in_many_vms_goes_in_portions() {
 
 #[test]
 fn pages_that_come_back_together_cost_each_vm_one_shootdown() {
-    let vms = (0..SHARERS).map(|n| vm_with_image(&format!("vm{n}"), MmuMode::Nested, (0, 0, 512)));
-    let mut rig = Rig::new(SHORT, Some(4 * PAGES), vms.chain([vm("hog", MmuMode::Nested)]).collect());
+    let vms = (0..SHARERS).map(|n| vm_with_image(&format!("vm{n}"), MmuMode::TwoStage, (0, 0, 512)));
+    let mut rig = Rig::new(SHORT, Some(4 * PAGES), vms.chain([vm("hog", MmuMode::TwoStage)]).collect());
     for _ in 0..2 {
         assert_eq!(rig.fill(SHARERS, 0..USED), Done::Yes);
     }

@@ -12,8 +12,8 @@ fn byte(n: usize) -> u8 {
 
 #[test]
 fn input_comes_whole_to_pages_that_go_and_come() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::TwoStage)]);
         for n in [0, 1] {
             assert_eq!(rig.fill(n, 0..USED), Done::Yes);
         }
@@ -50,7 +50,7 @@ fn input_comes_whole_to_pages_that_go_and_come() {
 fn attributes_of_events_come_to_pages_that_are_out() {
     /// The local event that software injects.
     const EVENT: u64 = 0xffff_0000;
-    let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", MmuMode::Nested), vm("other", MmuMode::Lazy)]);
+    let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", MmuMode::TwoStage), vm("other", MmuMode::Lazy)]);
     for n in [0, 1, 0, 1] {
         assert_eq!(rig.fill(n, 0..USED), Done::Yes);
     }

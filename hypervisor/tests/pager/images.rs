@@ -14,10 +14,10 @@ const PART: (u64, u64, u64) = (7, 3, 300);
 
 fn sharers() -> Vec<VmConfig> {
     vec![
-        vm_with_image("nested", MmuMode::Nested, WHOLE),
+        vm_with_image("two-stage", MmuMode::TwoStage, WHOLE),
         vm_with_image("lazy", MmuMode::Lazy, PART),
         vm_with_image("shadow", MmuMode::Shadow, WHOLE),
-        vm("hog", MmuMode::Nested),
+        vm("hog", MmuMode::TwoStage),
     ]
 }
 
@@ -68,11 +68,11 @@ fn those_that_are_used_all_the_time_stay() {
 
 #[test]
 fn a_copy_is_made_of_what_has_gone() {
-    for mmu in [MmuMode::Nested, MmuMode::Unsync] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Unsync] {
         for superpages in [true, false] {
             let mut config = vm_with_image("vm", mmu, WHOLE);
             config.superpages = superpages;
-            let mut rig = Rig::new(SHORT - 300, Some(4 * PAGES), vec![config, vm("hog", MmuMode::Nested)]);
+            let mut rig = Rig::new(SHORT - 300, Some(4 * PAGES), vec![config, vm("hog", MmuMode::TwoStage)]);
             press(&mut rig, 1);
             assert!(rig.images_in_memory() < 100);
             let every_third = (0..IMAGE_PAGES).step_by(3);
@@ -85,9 +85,9 @@ fn a_copy_is_made_of_what_has_gone() {
 
 #[test]
 fn a_vm_that_starts_over_finds_its_image() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut rig =
-            Rig::new(SHORT, Some(4 * PAGES), vec![vm_with_image("vm", mmu, WHOLE), vm("hog", MmuMode::Nested)]);
+            Rig::new(SHORT, Some(4 * PAGES), vec![vm_with_image("vm", mmu, WHOLE), vm("hog", MmuMode::TwoStage)]);
         assert_eq!(rig.fill(0, (0..IMAGE_PAGES).step_by(2)), Done::Yes);
         press(&mut rig, 1);
         rig.depart(0, Departure::Reboot);
@@ -135,13 +135,13 @@ fn where_the_device_is_full_or_fails_they_stay() {
 
 #[test]
 fn those_of_wired_memory_stay() {
-    let mut wired = vm_with_image("wired", MmuMode::Nested, PART);
+    let mut wired = vm_with_image("wired", MmuMode::TwoStage, PART);
     wired.wired = true;
     let mut rig = Rig::new(
         2300,
         Some(4 * PAGES),
         vec![wired, vm_with_image("other", MmuMode::Lazy, WHOLE), {
-            let mut hog = vm("hog", MmuMode::Nested);
+            let mut hog = vm("hog", MmuMode::TwoStage);
             hog.reserve_bytes = PAGE_BYTES;
             hog
         }],

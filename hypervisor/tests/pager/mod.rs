@@ -22,7 +22,7 @@ use std::iter;
 const SHORT: u64 = 1300;
 
 fn two() -> Vec<VmConfig> {
-    vec![vm("nested", MmuMode::Nested), vm("lazy", MmuMode::Lazy)]
+    vec![vm("two-stage", MmuMode::TwoStage), vm("lazy", MmuMode::Lazy)]
 }
 
 #[test]
@@ -43,8 +43,8 @@ fn two_vms_have_more_than_the_host() {
 
 #[test]
 fn a_page_on_its_way_out_comes_back_at_once() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let mut rig = Rig::new(SHORT, Some(PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let mut rig = Rig::new(SHORT, Some(PAGES), vec![vm("vm", mmu), vm("other", MmuMode::TwoStage)]);
         begin_to_write(&mut rig);
         let page = rig.leaving(0).expect("a page is on its way out");
         let (waits, reads) = (rig.guests[0].waits, rig.count("swap.reads"));
@@ -112,10 +112,10 @@ fn when_the_device_is_full_who_needs_memory_ends_and_the_others_go_on() {
 
 #[test]
 fn what_is_reserved_is_never_taken() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut reserved = vm("reserved", mmu);
         reserved.reserve_bytes = 600 * PAGE_BYTES;
-        let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![reserved, vm("hog", MmuMode::Nested)]);
+        let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![reserved, vm("hog", MmuMode::TwoStage)]);
         assert_eq!(rig.fill(0, 0..USED), Done::Yes);
         for page in (0..USED).chain(0..USED) {
             assert_eq!(rig.fill(1, [page]), Done::Yes);
@@ -130,9 +130,9 @@ fn what_is_reserved_is_never_taken() {
 
 #[test]
 fn memory_that_is_reserved_is_got_even_when_nothing_can_go() {
-    let mut reserved = vm("reserved", MmuMode::Nested);
+    let mut reserved = vm("reserved", MmuMode::TwoStage);
     reserved.reserve_bytes = USED * PAGE_BYTES;
-    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("hog", MmuMode::Nested)]);
+    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("hog", MmuMode::TwoStage)]);
     // Beside that, the first one has the 2 MiB around its kernel already.
     assert_eq!(rig.fill(1, 0..400), Done::Yes);
     assert_eq!(rig.fill(0, 0..USED), Done::Yes);
@@ -144,9 +144,9 @@ fn memory_that_is_reserved_is_got_even_when_nothing_can_go() {
 
 #[test]
 fn nobody_ends_for_lack_of_memory_that_a_disk_is_about_to_have_read() {
-    let mut reserved = vm("reserved", MmuMode::Nested);
+    let mut reserved = vm("reserved", MmuMode::TwoStage);
     reserved.reserve_bytes = USED * PAGE_BYTES;
-    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("other", MmuMode::Nested)]);
+    let mut rig = Rig::new(SHORT, None, vec![reserved, vm("other", MmuMode::TwoStage)]);
     // The other one has lent it all to its disk, and given it back.
     let (late, mut loan) = (rig.take_all(), rig.g.frames().lend(usize::MAX));
     for frame in late {
@@ -171,7 +171,7 @@ fn nobody_ends_for_lack_of_memory_that_a_disk_is_about_to_have_read() {
 
 #[test]
 fn wired_memory_stays() {
-    let mut wired = vm("wired", MmuMode::Nested);
+    let mut wired = vm("wired", MmuMode::TwoStage);
     wired.wired = true;
     let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![wired, vm("hog", MmuMode::Lazy)]);
     assert_eq!(rig.fill(0, 0..USED), Done::Yes);
@@ -186,10 +186,10 @@ fn wired_memory_stays() {
 /// [`Rig::check`] looks at limits at each turn.
 #[test]
 fn a_vm_has_no_more_than_its_limit() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy, MmuMode::Shadow] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy, MmuMode::Shadow] {
         let mut limited = vm("limited", mmu);
         limited.limit_bytes = Some(400 * PAGE_BYTES);
-        let mut rig = Rig::new(3000, Some(2 * PAGES), vec![limited, vm("other", MmuMode::Nested)]);
+        let mut rig = Rig::new(3000, Some(2 * PAGES), vec![limited, vm("other", MmuMode::TwoStage)]);
         assert_eq!(rig.fill(1, 0..USED), Done::Yes);
         assert_eq!(rig.fill(0, 0..USED), Done::Yes);
         assert_eq!(rig.load(0, 0..USED), Done::Yes);
@@ -225,12 +225,13 @@ fn begin_to_write(rig: &mut Rig) {
 #[test]
 fn a_vm_ends_while_the_device_has_frames_of_its() {
     let end = Departure::End(EndReason::Poweroff);
-    for (mmu, departure) in [(MmuMode::Nested, end.clone()), (MmuMode::Lazy, end), (MmuMode::Nested, Departure::Reboot)]
+    for (mmu, departure) in
+        [(MmuMode::TwoStage, end.clone()), (MmuMode::Lazy, end), (MmuMode::TwoStage, Departure::Reboot)]
     {
         for begin in [begin_to_read, begin_to_write] {
             // The device finishes so many turns after the VM has lost its memory: before, while, or after that is given back.
             for turns in [0, 1, 2, 3, 200] {
-                let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+                let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::TwoStage)]);
                 begin(&mut rig);
                 let number = rig.guests[0].vm.handle.number;
                 rig.depart(0, departure.clone());
@@ -253,8 +254,8 @@ fn a_vm_ends_while_the_device_has_frames_of_its() {
 
 #[test]
 fn without_a_device_pages_of_zeroes_go() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let mut rig = Rig::new(SHORT, None, vec![vm("zero", mmu), vm("full", MmuMode::Nested)]);
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let mut rig = Rig::new(SHORT, None, vec![vm("zero", mmu), vm("full", MmuMode::TwoStage)]);
         // All of them are touched, and some stored to.
         assert_eq!(rig.load(0, 0..USED), Done::Yes);
         assert_eq!(rig.fill(0, 0..50), Done::Yes);
@@ -288,9 +289,9 @@ fn a_page_of_the_kernel_that_is_cleared_stays_cleared() {
 
 #[test]
 fn who_is_at_its_limit_ends_alone() {
-    let mut limited = vm("limited", MmuMode::Nested);
+    let mut limited = vm("limited", MmuMode::TwoStage);
     limited.limit_bytes = Some(200 * PAGE_BYTES);
-    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::Nested), vm("two", MmuMode::Nested)]);
+    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::TwoStage), vm("two", MmuMode::TwoStage)]);
     rig.exits_per_turn = 1000;
     assert_eq!(rig.load(1, 0..USED), Done::Yes);
     assert_eq!(rig.fill(0, 0..USED), Done::Over);
@@ -302,9 +303,9 @@ fn who_is_at_its_limit_ends_alone() {
 
 #[test]
 fn who_is_at_its_limit_makes_nobody_else_end() {
-    let mut limited = vm("limited", MmuMode::Nested);
+    let mut limited = vm("limited", MmuMode::TwoStage);
     limited.limit_bytes = Some(200 * PAGE_BYTES);
-    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::Nested), vm("two", MmuMode::Nested)]);
+    let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::TwoStage), vm("two", MmuMode::TwoStage)]);
     rig.exits_per_turn = 1000;
     assert_eq!(rig.load(1, 0..USED), Done::Yes);
     let has_all = |rig: &Rig| rig.usage(0).total() == rig.g.frames().limit(mmu::frames::Owner::Vm(0));
@@ -333,7 +334,7 @@ fn with_small_pages(mmu: MmuMode) -> Rig {
 /// They are whole again when there is enough.
 #[test]
 fn small_pages_become_large_when_memory_is_there_again() {
-    for mmu in [MmuMode::Nested, MmuMode::Unsync, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Unsync, MmuMode::Lazy] {
         let mut rig = with_small_pages(mmu);
         let count = |rig: &Rig, name| {
             let report = rig.g.report(&rig.guests[1].vm);
@@ -350,7 +351,7 @@ fn small_pages_become_large_when_memory_is_there_again() {
 /// The frames for that are given back when memory is short, though no hart is idle that would go on with it.
 #[test]
 fn a_promotion_that_is_begun_keeps_no_frames_that_are_needed() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         let mut rig = with_small_pages(mmu);
         rig.depart(0, Departure::End(EndReason::Poweroff));
         let is_begun = |rig: &Rig| rig.g.frames().free_count() - rig.g.frames().at_hand() == 512;

@@ -49,12 +49,12 @@ fn pages(rig: &mut Rig, saving: &Saving, mut waiting: impl FnMut(&mut Rig)) -> (
 
 #[test]
 fn what_is_on_the_device_is_in_the_snapshot() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
         // Images that nobody has touched, others that are copied, and new memory.
         let mut rig = Rig::new(
             SHORT,
             Some(2 * PAGES),
-            vec![vm_with_image("saved", mmu, (64, 0, 300)), vm("other", MmuMode::Nested)],
+            vec![vm_with_image("saved", mmu, (64, 0, 300)), vm("other", MmuMode::TwoStage)],
         );
         assert_eq!(rig.fill(0, (150..USED).filter(|page| page % 16 != 0)), Done::Yes);
         assert_eq!(rig.fill(1, 0..USED), Done::Yes);
@@ -95,7 +95,8 @@ fn what_is_on_the_device_is_in_the_snapshot() {
 
 #[test]
 fn a_page_that_the_device_does_not_give_back_is_no_snapshot() {
-    let mut rig = Rig::new(SHORT, Some(2 * PAGES), vec![vm("saved", MmuMode::Nested), vm("other", MmuMode::Nested)]);
+    let mut rig =
+        Rig::new(SHORT, Some(2 * PAGES), vec![vm("saved", MmuMode::TwoStage), vm("other", MmuMode::TwoStage)]);
     for n in [0, 1] {
         assert_eq!(rig.fill(n, 0..USED), Done::Yes);
     }

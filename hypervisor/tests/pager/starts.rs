@@ -17,8 +17,8 @@ fn starts_over_without_memory(rig: &mut Rig) -> Vec<Run> {
 
 #[test]
 fn a_vm_that_starts_over_waits_for_memory_of_others() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", mmu), vm("other", MmuMode::TwoStage)]);
         let taken = starts_over_without_memory(&mut rig);
         assert!(taken.len() > 100 && rig.g.frames().at_hand() == 0);
         let (writes, waits) = (rig.count("swap.writes"), rig.count("swap.waits"));
@@ -33,14 +33,14 @@ fn a_vm_that_starts_over_waits_for_memory_of_others() {
 
 #[test]
 fn one_that_waits_for_nothing_ends_and_no_other() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let mut rig = Rig::new(1300, None, vec![vm("vm", mmu), vm("other", MmuMode::Nested)]);
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let mut rig = Rig::new(1300, None, vec![vm("vm", mmu), vm("other", MmuMode::TwoStage)]);
         let taken = starts_over_without_memory(&mut rig);
         rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
         assert_eq!(rig.load(1, 0..USED), Done::Yes);
         taken.into_iter().for_each(|run| rig.g.frames().free(run));
         let said = rig.end();
-        let reason = if mmu == MmuMode::Nested { "its tables" } else { "its shadow tables" };
+        let reason = if mmu == MmuMode::TwoStage { "its tables" } else { "its shadow tables" };
         let message = format!("vm could not be started: no memory for {reason}: the host is out of memory");
         assert!(said.contains(&message) && said.contains("other powered off"), "{said}");
     }
@@ -49,7 +49,7 @@ fn one_that_waits_for_nothing_ends_and_no_other() {
 /// Its end is asked for while it waits: it ends for that.
 #[test]
 fn one_that_waits_can_be_ended() {
-    let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", MmuMode::Nested), vm("other", MmuMode::Lazy)]);
+    let mut rig = Rig::new(1300, Some(2 * PAGES), vec![vm("vm", MmuMode::TwoStage), vm("other", MmuMode::Lazy)]);
     let taken = starts_over_without_memory(&mut rig);
     rig.disk().get().is_held = true;
     (0..50).for_each(|_| rig.turn());
@@ -74,8 +74,8 @@ fn starts_over_in_pieces(mmu: MmuMode, other: VmConfig) -> (Rig, Vec<Run>) {
 
 #[test]
 fn a_vm_waits_for_frames_side_by_side() {
-    for mmu in [MmuMode::Nested, MmuMode::Lazy] {
-        let (mut rig, taken) = starts_over_in_pieces(mmu, vm("other", MmuMode::Nested));
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
+        let (mut rig, taken) = starts_over_in_pieces(mmu, vm("other", MmuMode::TwoStage));
         rig.restarted(0);
         assert_eq!((rig.fill(0, 0..100), rig.load(0, 0..100)), (Done::Yes, Done::Yes));
         assert_eq!(rig.load(1, 0..USED), Done::Yes);
@@ -87,8 +87,8 @@ fn a_vm_waits_for_frames_side_by_side() {
 /// Nothing can be taken from the other.
 #[test]
 fn where_no_frames_come_side_by_side_it_ends_and_no_other() {
-    let other = VmConfig { wired: true, ..vm("other", MmuMode::Nested) };
-    let (mut rig, taken) = starts_over_in_pieces(MmuMode::Nested, other);
+    let other = VmConfig { wired: true, ..vm("other", MmuMode::TwoStage) };
+    let (mut rig, taken) = starts_over_in_pieces(MmuMode::TwoStage, other);
     rig.until("it is over", |rig| rig.g.vms.all().count() == 1);
     assert_eq!(rig.load(1, 0..USED), Done::Yes);
     taken.into_iter().for_each(|run| rig.g.frames().free(run));
@@ -100,7 +100,7 @@ fn where_no_frames_come_side_by_side_it_ends_and_no_other() {
 /// What comes free is in pieces at once, and the other touches its memory all the time.
 #[test]
 fn a_vm_does_not_wait_for_ever_for_frames_side_by_side() {
-    let (mut rig, between) = starts_over_in_pieces(MmuMode::Nested, vm("other", MmuMode::Nested));
+    let (mut rig, between) = starts_over_in_pieces(MmuMode::TwoStage, vm("other", MmuMode::TwoStage));
     rig.between = Some(between);
     let mut pages = (0..USED).cycle();
     while rig.g.vms.all().count() == 2 {

@@ -74,15 +74,15 @@ mod tests {
 
     #[test]
     fn those_with_a_machine_in_common_are_chained() {
-        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'lazy']\nh = [true, false]\nvariants = 'full'\n\
+        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage', 'lazy']\nh = [true, false]\nvariants = 'full'\n\
                     on = ['gnomon', 'bare']\n[b]\nabout = ''\nguest = 'y'\nharts = [1, 2]\nmemory = '128M'\n\
                     seats = ['firmware']\nvcpus = 3\n";
         let cases = plan(text).expect("a plan");
         let expected = [
-            vec!["a/firmware/1/nested", "a/firmware/1/lazy", "b/firmware/1"],
+            vec!["a/firmware/1/two-stage", "a/firmware/1/lazy", "b/firmware/1"],
             vec!["a/firmware/1/lazy-noh"],
             vec!["b/firmware/2"],
-            vec!["a/payload/1/nested", "a/payload/1/lazy"],
+            vec!["a/payload/1/two-stage", "a/payload/1/lazy"],
             vec!["a/bare/1"],
         ];
         assert_eq!(names(&chains(&cases)), expected);
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn chains_are_short_mixed_and_come_again() {
         let tests = (0..5).map(|test| {
-            let modes = "mmu = ['nested', 'shadow', 'unsync', 'lazy']\nvariants = 'full'";
+            let modes = "mmu = ['two-stage', 'shadow', 'unsync', 'lazy']\nvariants = 'full'";
             format!("[t{test}]\nabout = ''\nguest = 'x'\nseats = ['firmware']\n{modes}\n")
         });
         let cases = plan(&tests.collect::<String>()).expect("a plan");

@@ -95,7 +95,7 @@ mod tests {
     const DONE: &str = "gnomon-test: PASS x\r\ngnomon-test: DONE 1\r\n";
 
     fn cases() -> Vec<Case> {
-        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['nested', 'shadow', 'lazy']\nseats = ['firmware']\n";
+        let text = "[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage', 'shadow', 'lazy']\nseats = ['firmware']\n";
         plan(text).expect("a plan")
     }
 

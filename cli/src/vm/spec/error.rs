@@ -99,7 +99,7 @@ pub enum SpecError {
     #[diagnostic(help(
         "choose `shadow`, `unsync`, `lazy` or `steered`: set `mmu` in the VM file or give --mmu; or leave out --no-h"
     ))]
-    NestedWithoutH(String, MmuMode),
+    ModeWithoutH(String, MmuMode),
     /// There is nothing to add files to.
     #[error("VM `{0}` does not use Gnomon's initramfs, so no files can be added")]
     #[diagnostic(help("leave out `initrd`, and boot a Linux kernel; or put the files into your own initrd"))]

@@ -283,7 +283,7 @@ impl VmSpec {
     #[must_use]
     pub fn shadow_need(&self, h: HExtension) -> Size {
         // Left to itself, Gnomon shadows only where it must.
-        let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::Nested);
+        let is_nested = self.mmu.map_or(h == HExtension::Present, |mode| mode == MmuMode::TwoStage);
         if is_nested { Size(0) } else { self.shadow.unwrap_or(Size(default_shadow_bytes(self.memory.0))) }
     }
 }
@@ -344,7 +344,7 @@ pub fn most_memory(vms: &[VmSpec], h: HExtension) -> Size {
 /// Checks that a machine can run these VMs.
 ///
 /// # Errors
-/// [`SpecError::PayloadWithoutH`] and [`SpecError::NestedWithoutH`].
+/// [`SpecError::PayloadWithoutH`] and [`SpecError::ModeWithoutH`].
 pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), SpecError> {
     if h == HExtension::Present {
         return Ok(());
@@ -354,7 +354,7 @@ pub fn check_machine(vms: &[VmSpec], seat: Seat, h: HExtension) -> Result<(), Sp
     }
     let needs_h = |vm: &VmSpec| Some((vm.name.clone(), vm.mmu.filter(|mode| !mode.works_without_h())?));
     match vms.iter().find_map(needs_h) {
-        Some((name, mode)) => Err(SpecError::NestedWithoutH(name, mode)),
+        Some((name, mode)) => Err(SpecError::ModeWithoutH(name, mode)),
         None => Ok(()),
     }
 }
@@ -464,16 +464,16 @@ mod tests {
         let vms = |mmu| settle(VmFile { mmu, ..VmFile::default() }).expect("valid");
         let check = |mmu, seat, h| check_machine(&vms(mmu), seat, h);
         for seat in [Seat::Firmware, Seat::Payload] {
-            assert_eq!(check(Some(MmuMode::Nested), seat, HExtension::Present), Ok(()));
+            assert_eq!(check(Some(MmuMode::TwoStage), seat, HExtension::Present), Ok(()));
         }
         for mmu in [None, Some(MmuMode::Shadow), Some(MmuMode::Unsync), Some(MmuMode::Lazy)] {
             assert_eq!(check(mmu, Seat::Firmware, HExtension::Absent), Ok(()));
             assert_eq!(check(mmu, Seat::Payload, HExtension::Absent), Err(SpecError::PayloadWithoutH));
         }
-        for mode in [MmuMode::Nested, MmuMode::Adaptive] {
+        for mode in [MmuMode::TwoStage, MmuMode::Adaptive] {
             assert_eq!(check(Some(mode), Seat::Payload, HExtension::Present), Ok(()));
             let without = check(Some(mode), Seat::Firmware, HExtension::Absent);
-            assert_eq!(without, Err(SpecError::NestedWithoutH("linux".into(), mode)));
+            assert_eq!(without, Err(SpecError::ModeWithoutH("linux".into(), mode)));
         }
     }
 
@@ -482,7 +482,7 @@ mod tests {
         let need =
             |mmu, shadow, h| settle(VmFile { mmu, shadow, ..VmFile::default() }).expect("valid")[0].shadow_need(h);
         assert_eq!(need(None, None, HExtension::Present), Size(0));
-        assert_eq!(need(Some(MmuMode::Nested), Some(Size(MIB)), HExtension::Present), Size(0));
+        assert_eq!(need(Some(MmuMode::TwoStage), Some(Size(MIB)), HExtension::Present), Size(0));
         assert_eq!(need(None, None, HExtension::Absent), Size(32 * MIB));
         assert_eq!(need(Some(MmuMode::Lazy), Some(Size(MIB)), HExtension::Present), Size(MIB));
     }
@@ -493,7 +493,7 @@ mod tests {
             name: Some(name.into()),
             after: after.map(str::to_owned),
             memory: Some(Size(mib * MIB)),
-            mmu: Some(MmuMode::Nested),
+            mmu: Some(MmuMode::TwoStage),
             ..VmFile::default()
         };
         let settle = |files: Vec<VmFile>| VmSpec::settle(files, &VmFile::default(), false);

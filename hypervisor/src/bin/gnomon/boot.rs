@@ -466,7 +466,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         g_format: abilities.g_format,
         formats: abilities.formats.clone(),
         kinds: &hypervisor::device::KINDS,
-        nested_svadu: abilities.environment & envcfg::ADUE != 0,
+        two_stage_svadu: abilities.environment & envcfg::ADUE != 0,
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
