@@ -182,7 +182,7 @@ fn tunables_are_told_and_set() {
     assert_eq!(set(&mut w, "read-ahead=3"), Answer::Done);
     assert!(is_refused(&set(&mut w, "read-ahead=99"), "0 to 15"));
     assert!(is_refused(&set(&mut w, "nothing=1"), "no tunable `nothing`"));
-    assert!(is_refused(&set(&mut w, "\u{1e}\n"), "no setting"));
+    assert!(is_refused(&set(&mut w, "\u{1e}\n"), "is not a setting"));
     let Answer::Tunables(all) = ask(&w.g, &mut w.hart, &wire, &Request::Tunables) else { panic!("tunables") };
     assert!(all.contains(&("read-ahead".into(), "3".into())) && all.contains(&("reclaim".into(), "on".into())));
 }

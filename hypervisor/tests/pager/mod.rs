@@ -70,7 +70,7 @@ fn what_cannot_be_read_ends_its_owner_and_no_other() {
     assert_eq!(rig.load(1, 0..USED), Done::Yes);
     assert_eq!(rig.count("swap.errors"), 1);
     let said = rig.end();
-    assert!(said.contains("nested was stopped: the swap device does not give back its page at"), "{said}");
+    assert!(said.contains("two-stage was stopped: the swap device does not give back its page at"), "{said}");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn when_the_device_is_full_who_needs_memory_ends_and_the_others_go_on() {
     assert_eq!(rig.load(0, 0..USED), Done::Yes);
     let said = rig.end();
     assert!(said.contains("lazy was stopped: no memory for the guest"), "{said}");
-    assert!(said.contains("nested powered off"), "{said}");
+    assert!(said.contains("two-stage powered off"), "{said}");
 }
 
 #[test]
