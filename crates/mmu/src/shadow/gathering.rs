@@ -1,8 +1,8 @@
 //! Where the search for what may be coalesced is (`gather`), and what it has begun.
 
-use super::page::Id;
-use super::shadowed::Shadowed;
 use crate::frames::{Frames, Row};
+use crate::shadow::Shadowed;
+use crate::shadow::pages::Id;
 use core::mem::take;
 use rv::Addr;
 

@@ -10,9 +10,8 @@
 //! Views are in a table of pairs, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
 //! [lane](../../../../docs/lane.md) loads the root by. A root that it may load is *held*: no page of it is recycled meanwhile.
 
-use super::root::{Paging, Root};
-use super::shadowed::Shadowed;
 use crate::ids::IdSlot;
+use crate::shadow::{Paging, Root, Shadowed};
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::csr::atp::Satp;
