@@ -4,7 +4,7 @@ use crate::frames::{AllocError, Frames, Owner, Run};
 use crate::shadow::cache::{Cache, Pool};
 use crate::shadow::entries::{Rules, Tables, Unrest};
 use crate::shadow::fill::Filler;
-use crate::shadow::gathering::Gathering;
+use crate::shadow::gather::Gathering;
 use crate::shadow::lane::{Gate, LaneMemory};
 use crate::shadow::pages::{Arena, Index, Passed, Walks};
 use crate::shadow::policy::Policy;

@@ -1,9 +1,20 @@
 //! Guest memory that is made ready for an access.
 
 use crate::gstage::{ResolveError, Resolved, Translation, Unresolved};
-use crate::shadow::cache::{Cache, Missing};
+use crate::shadow::cache::Cache;
 use crate::shadow::{Host, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Pfn, PhysMem, PteFlags};
+
+/// Why guest memory cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Missing {
+    /// There is none, or not for this.
+    Nothing,
+    /// It is not ready yet, or there is no frame for it.
+    Not(Unresolved),
+    /// The budget is spent before it could be made ready: more is done the next time.
+    Later,
+}
 
 /// What the G-stage must allow for an access.
 pub const fn needed(access: Access) -> PteFlags {

@@ -16,5 +16,4 @@ pub use read::{Both, look_at};
 pub use rows::Row;
 pub use rules::Rules;
 pub use slot::{Act, COALESCED, Slot};
-pub use tables::Tables;
-pub use unrest::{STIRS, Unrest};
+pub use tables::{STIRS, Tables, Unrest};

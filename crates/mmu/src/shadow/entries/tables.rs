@@ -1,10 +1,38 @@
 //! The tables of an engine: shadow pages, their entries, and what changes with an entry.
 
-use crate::shadow::entries::{Rules, Unrest};
+use crate::shadow::entries::Rules;
 use crate::shadow::lane::Gate;
-use crate::shadow::pages::{At, Id, Index, Walks};
+use crate::shadow::pages::{At, Id, Index, Page, Walks};
 use crate::shadow::{Counters, Root, Sabotage, Shadowed};
-use rv::{Addr, PhysMem};
+use rv::{Addr, LaneSync, Level, PhysMem};
+
+/// Entries that are looked at between two wide fences when pages become restless: some 60,000 instructions.
+pub const STIRS: u32 = 2048;
+
+/// What is known of restless pages beside their bits.
+pub struct Unrest {
+    /// It grows where pages that are restless are too many to tell.
+    pub epoch: u64,
+    /// Entries that may still be looked at for that before the next wide fence.
+    pub stirs: u32,
+}
+
+impl Unrest {
+    pub const fn new() -> Self {
+        Self { epoch: 0, stirs: STIRS }
+    }
+
+    /// Whether something that can be reached from a page may have been written since it was compared.
+    #[inline(always)]
+    pub fn is_restless(&self, page: &Page) -> bool {
+        page.is_unsync || page.key.level > Level::PAGE && (page.stirred.epoch != self.epoch || page.is_any_stirred())
+    }
+
+    /// What a page that rests says in this epoch.
+    pub const fn lane_epoch(&self) -> u64 {
+        self.epoch + LaneSync::RESTLESS + 1
+    }
+}
 
 /// Shadow pages and their entries.
 pub struct Tables<S: Shadowed> {

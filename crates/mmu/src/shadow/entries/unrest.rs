@@ -1,37 +1,9 @@
 //! Which pages lead to tables that may have been written (`quiet`): what wide fences follow.
 
 use crate::shadow::entries::Tables;
-use crate::shadow::pages::{At, Id, List, Page};
+use crate::shadow::pages::{At, Id, List};
 use crate::shadow::{Sabotage, Shadowed};
-use rv::{LaneSync, Level, PhysMem};
-
-/// Entries that are looked at between two wide fences when pages become restless: some 60,000 instructions.
-pub const STIRS: u32 = 2048;
-
-/// What is known of restless pages beside their bits.
-pub struct Unrest {
-    /// It grows where pages that are restless are too many to tell.
-    pub epoch: u64,
-    /// Entries that may still be looked at for that before the next wide fence.
-    pub stirs: u32,
-}
-
-impl Unrest {
-    pub const fn new() -> Self {
-        Self { epoch: 0, stirs: STIRS }
-    }
-
-    /// Whether something that can be reached from a page may have been written since it was compared.
-    #[inline(always)]
-    pub fn is_restless(&self, page: &Page) -> bool {
-        page.is_unsync || page.key.level > Level::PAGE && (page.stirred.epoch != self.epoch || page.is_any_stirred())
-    }
-
-    /// What a page that rests says in this epoch.
-    pub const fn lane_epoch(&self) -> u64 {
-        self.epoch + LaneSync::RESTLESS + 1
-    }
-}
+use rv::PhysMem;
 
 impl<S: Shadowed> Tables<S> {
     /// An entry leads to a restless page.

@@ -1,8 +1,11 @@
 //! Which entries of a shadow page are live or parked, and what is known of their mirrors: bitmaps.
 
-use crate::shadow::pages::{Mappings, PARTS};
+use crate::shadow::pages::Mappings;
 use rv::format::ENTRIES;
 use rv::{Hpa, Pfn, PhysMem, PteFlags};
+
+/// Entries are looked at 64 at a time.
+pub const PARTS: usize = ENTRIES / 64;
 
 /// A bit for each eight entries of 64 of which `bits` has any.
 const fn eights_of(mut bits: u64) -> u64 {

@@ -6,7 +6,6 @@ mod heads;
 mod index;
 mod lists;
 mod marks;
-mod notes;
 mod page;
 mod passed;
 mod walks;
@@ -16,11 +15,10 @@ pub use calm::Calm;
 pub use heads::{Chunk, Heads};
 pub use index::{Index, List};
 pub use lists::Lists;
-pub use marks::Marks;
-pub use notes::{note_frame, noted_frame};
+pub use marks::{Marks, PARTS};
 pub use page::{
-    At, Body, CAPS, FRAMES_EACH, Id, Key, MARK, MOST_PAGES, NO_DIGEST, NO_PTE, Number, PARTS, Page, Place, Ref, Role,
-    Stay, below, indices, permissions,
+    At, Body, CAPS, FRAMES_EACH, Id, Key, MARK, MOST_PAGES, NO_DIGEST, NO_PTE, Number, Page, Place, Ref, Role, Stay,
+    below, indices, note_frame, noted_frame, permissions,
 };
 pub use passed::{Compared, Mappings, Passed};
 pub use walks::Walks;

@@ -21,7 +21,7 @@
 
 use crate::frames::Run;
 use crate::shadow::entries::{COALESCED, Slot};
-use crate::shadow::pages::{Calm, Compared, Marks, Passed, noted_frame};
+use crate::shadow::pages::{Calm, Compared, Marks, PARTS, Passed};
 use rv::format::ENTRIES;
 use rv::{Addr, Caps, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
@@ -38,9 +38,6 @@ pub type Id = u32;
 pub type Number = u8;
 /// That of none.
 pub const NO_DIGEST: Number = 0;
-
-/// Entries are looked at 64 at a time.
-pub const PARTS: usize = ENTRIES / 64;
 
 /// The indices of the entries that `bits` has a bit for, of the 64 from number 64 * `part` on.
 pub fn indices(part: usize, mut bits: u64) -> impl Iterator<Item = usize> {
@@ -403,6 +400,33 @@ impl Page {
     pub fn may_lag(&self) -> bool {
         self.key.role == Role::Table && self.is_unsync
     }
+}
+
+/// Where a parked entry's frame is noted: a word of the header's, and at which bit of it the four bytes begin.
+#[inline(always)]
+const fn note_at(header: Pfn<Hpa>, index: u64) -> (Addr<Hpa>, u64) {
+    (header.at(index / 2 * 8), index % 2 * 32)
+}
+
+/// The frame that is noted there.
+#[inline(always)]
+pub fn noted_frame(header: Pfn<Hpa>, index: u64, mem: &impl PhysMem) -> Pfn<Gpa> {
+    let (at, shift) = note_at(header, index);
+    Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
+}
+
+/// Notes there the frame that an entry led to which was made from `known`: it stays in the list of that one. Says whether there is room for
+/// its number.
+#[inline(always)]
+pub fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysMem) -> bool {
+    let frame = known.pfn::<Gpa>().raw();
+    if frame >> 32 != 0 {
+        return false;
+    }
+    let (at, shift) = note_at(header, index);
+    let others = mem.read_own(at) & !(0xffff_ffff << shift);
+    mem.write_own(at, others | frame << shift);
+    true
 }
 
 /// What a guest's leaf allows, and in which of its address spaces (G), as hardware would have it that never sets A or D: without D
