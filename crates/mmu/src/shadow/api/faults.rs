@@ -1,8 +1,6 @@
 //! What the engine does about faults and for the host's own accesses.
 
-use crate::gstage::AddressSpace;
-use crate::gstage::{ResolveError, Unresolved};
-use crate::shadow::cache::Missing;
+use crate::gstage::{AddressSpace, Unresolved};
 use crate::shadow::{Answer, Host, Root, Shadow, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Hpa, PhysMem, Request};
 
@@ -57,7 +55,7 @@ impl<S: Shadowed> Shadow<S> {
         answer
     }
 
-    /// The same for Gnomon's own accesses to guest memory.
+    /// Makes guest memory ready for an access of Gnomon's own, and returns where it is; `None` if it is a device's.
     ///
     /// # Errors
     /// As for [`crate::AddressSpace::resolve_with`]; or that the budget is spent, and more is done the next time.
@@ -67,14 +65,6 @@ impl<S: Shadowed> Shadow<S> {
         access: Access,
         host: &mut Host<'_, M, H>,
     ) -> Result<Option<Addr<Hpa>>, Unresolved> {
-        let reached = self.cache().reach_within_budget(gpa, access, host);
-        self.cache().conclude(host);
-        match reached {
-            Ok(there) => Ok(Some(there.hpa)),
-            Err(Missing::Nothing) if host.space.region_of(gpa.pfn()).is_none() => Ok(None),
-            Err(Missing::Nothing) => Err(ResolveError::Denied.into()),
-            Err(Missing::Not(why)) => Err(why),
-            Err(Missing::Later) => Err(Unresolved::Later),
-        }
+        self.filler.resolve(gpa, access, host)
     }
 }

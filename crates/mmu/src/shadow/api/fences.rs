@@ -57,17 +57,19 @@ impl<S: Shadowed> Shadow<S> {
                 }
             }
             None => {
-                self.filler.syncer.cache.passed.stamp += 1;
                 let is_private = fence.asid.is_some() || self.rules().is_sabotaged(Sabotage::ForgetsGlobals);
                 let mappings = if is_private { Mappings::Private } else { Mappings::All };
-                if !self.rules().is_sabotaged(Sabotage::ForgetsPassed) {
-                    self.filler.syncer.cache.passed.all(mappings, self.filler.syncer.cache.passed.stamp);
+                let forgets = self.rules().is_sabotaged(Sabotage::ForgetsPassed);
+                let syncer = &mut self.filler.syncer;
+                syncer.cache.passed.stamp += 1;
+                if !forgets {
+                    syncer.cache.passed.all(mappings);
                 }
-                self.filler.syncer.cache.tables.unrest.stirs = STIRS;
-                self.filler.syncer.quieten(host);
+                syncer.cache.tables.unrest.stirs = STIRS;
+                syncer.quieten(host);
                 if is_own {
-                    self.filler.syncer.fence_root(&root, mappings, host);
-                    self.filler.syncer.cache.tables.tell_lane(root.id, host.mem);
+                    syncer.fence_root(&root, mappings, host);
+                    syncer.cache.tables.tell_lane(root.id, host.mem);
                 }
                 views.outdate_others(fence.asid, log);
             }

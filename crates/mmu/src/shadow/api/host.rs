@@ -59,7 +59,7 @@ impl<S: Shadowed> Shadow<S> {
             let Span { start, pages } = piece.span;
             work.spend(pages as u32);
             if !(0..pages).all(|n| self.cache().forget_some(start.add(n), host)) {
-                self.filler.syncer.cache.tables.counters.postponed += 1;
+                self.cache().tables.counters.postponed += 1;
                 break;
             }
             work.take(&piece, host.space, host.frames, host.mem);
@@ -69,9 +69,7 @@ impl<S: Shadowed> Shadow<S> {
         self.cache().conclude(host);
         returned
     }
-}
 
-impl<S: Shadowed> Shadow<S> {
     /// Does a portion of looking for what may be coalesced below a root, in `steered`: goes on with what it has begun, or looks at some
     /// tables. Those whose leaves have been as they are for `settled` ticks of any clock, which says `now`, it coalesces. Where the frames
     /// do not follow one another, it moves them before, into frames that `take` gives.
@@ -93,8 +91,9 @@ impl<S: Shadowed> Shadow<S> {
     /// some.
     pub fn stop_moving(&mut self, frames: &Frames) -> bool {
         let Some(moving) = self.gathering.moving.take() else { return false };
-        if self.filler.syncer.cache.tables.index.arena.get(moving.id).is_some_and(|page| page.serial == moving.serial) {
-            self.filler.syncer.cache.tables.index.page_mut(moving.id).stay = Stay::Changed;
+        let arena = &mut self.cache().tables.index.arena;
+        if arena.get(moving.id).is_some_and(|page| page.serial == moving.serial) {
+            arena.page_mut(moving.id).stay = Stay::Changed;
         }
         let has_frames = moving.row.is_some();
         moving.end(frames);

@@ -1,6 +1,7 @@
 //! The lane: what it needs, and how it is kept out.
 
 use crate::frames::{Frames, Use};
+use crate::shadow::cache::Cache;
 use crate::shadow::lane::LaneMemory;
 use crate::shadow::{Shadow, Shadowed};
 use rv::{Gpa, LaneSync, Pfn, PhysMem, PteFlags};
@@ -8,16 +9,15 @@ use rv::{Gpa, LaneSync, Pfn, PhysMem, PteFlags};
 impl<S: Shadowed> Shadow<S> {
     /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM that ends at `end`. Without, it is off.
     pub fn begin_lane(&mut self, end: Pfn<Gpa>, frames: &Frames, mem: &mut impl PhysMem) {
-        if !self.rules().policy.has_gate || !S::HAS_LANE || self.filler.syncer.cache.tables.gate.memory.is_some() {
+        let Cache { tables, pool, .. } = self.cache();
+        if !tables.rules.policy.has_gate || !S::HAS_LANE || tables.gate.memory.is_some() {
             return;
         }
         let order = LaneMemory::frames(end).ilog2() as u8;
-        let Ok(run) = frames.alloc(self.filler.syncer.cache.pool.owner, Use::Table, order) else { return };
+        let Ok(run) = frames.alloc(pool.owner, Use::Table, order) else { return };
         mem.zero_frames(run.first(), run.pages());
-        self.filler.syncer.cache.tables.gate.memory =
-            Some(LaneMemory::new(run, end, self.rules().kept.contains(PteFlags::G)));
-        self.filler.syncer.cache.tables.gate.all_have_headers = self.filler.syncer.cache.pool.bodies == 0;
-        let tables = &self.filler.syncer.cache.tables;
+        tables.gate.memory = Some(LaneMemory::new(run, end, tables.rules.kept.contains(PteFlags::G)));
+        tables.gate.all_have_headers = pool.bodies == 0;
         tables.gate.tell_epoch(tables.unrest.lane_epoch(), mem);
         self.open(mem);
     }

@@ -103,9 +103,9 @@ impl<S: Shadowed> Shadow<S> {
     /// If tables may be quiet: such a guest has written them unseen.
     pub fn came_back(&mut self, log: &mut FenceLog<S>) {
         assert!(self.rules().config.quiet_after == 0, "tables that are written unseen cannot be quiet");
-        self.filler.syncer.cache.passed.stamp += 1;
+        self.cache().passed.stamp += 1;
         if !self.rules().is_sabotaged(Sabotage::ForgetsPassedSpells) {
-            self.filler.syncer.cache.passed.all(Mappings::All, self.filler.syncer.cache.passed.stamp);
+            self.cache().passed.all(Mappings::All);
         }
         if !self.rules().is_sabotaged(Sabotage::ForgetsSpells) {
             log.push_everything();

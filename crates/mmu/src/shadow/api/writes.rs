@@ -26,14 +26,8 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) -> Wrote {
         let gfn = gpa.pfn();
-        let are_leaves = self
-            .filler
-            .syncer
-            .cache
-            .tables
-            .index
-            .tables_of(gfn, host.mem)
-            .all(|id| self.filler.syncer.cache.tables.index.page(id).key.level == Level::PAGE);
+        let index = &self.cache().tables.index;
+        let are_leaves = index.tables_of(gfn, host.mem).all(|id| index.page(id).key.level == Level::PAGE);
         let store = match store {
             Some(store) if !self.rules().policy.lets_go.applies(are_leaves) => store,
             _ => {
@@ -49,12 +43,13 @@ impl<S: Shadowed> Shadow<S> {
                 break (old, new);
             }
         };
-        self.filler.syncer.cache.tables.counters.table_writes += 1;
+        let syncer = &mut self.filler.syncer;
+        syncer.cache.tables.counters.table_writes += 1;
         let index = (gpa.page_offset() / 8) as usize;
-        let (mut is_flooded, mut next) = (true, self.filler.syncer.cache.tables.index.first_table(gfn, host.mem));
+        let (mut is_flooded, mut next) = (true, syncer.cache.tables.index.first_table(gfn, host.mem));
         while let Some(id) = next {
-            next = self.filler.syncer.cache.tables.index.page(id).next;
-            is_flooded &= self.filler.syncer.written(id, index, Pte(new), host);
+            next = syncer.page(id).next;
+            is_flooded &= syncer.written(id, index, Pte(new), host);
         }
         if is_flooded {
             self.cache().give_up_table(gfn, host);
@@ -68,9 +63,7 @@ impl<S: Shadowed> Shadow<S> {
         self.cache().wake(gfn, mem);
         self.cache().unsync(gfn, mem);
     }
-}
 
-impl<S: Shadowed> Shadow<S> {
     /// What time it is, in any unit, and how many units are some 5 ms. Whoever makes wide fences happen says so before.
     pub const fn tell_time(&mut self, now: u64, interval: u64) {
         self.filler.syncer.rate.tell((now, interval), self.filler.syncer.cache.passed.fences());
@@ -86,16 +79,15 @@ impl<S: Shadowed> Shadow<S> {
     /// and the tables there are quiet no more.
     pub fn relax<M: PhysMem, H: Fence<Gpa>>(&mut self, now: u64, interval: u64, host: &mut Host<'_, M, H>) {
         self.tell_time(now, interval);
-        self.filler.syncer.cache.tables.unrest.stirs = STIRS;
-        while let Some(chunk) =
-            self.filler.syncer.candidates.next_split().filter(|_| !self.filler.syncer.rate.is_high())
-        {
-            if host.budget.is_spent() || !self.filler.syncer.make_whole(chunk, host) {
-                self.filler.syncer.cache.tables.counters.postponed += 1;
+        let syncer = &mut self.filler.syncer;
+        syncer.cache.tables.unrest.stirs = STIRS;
+        while let Some(chunk) = syncer.candidates.next_split().filter(|_| !syncer.rate.is_high()) {
+            if host.budget.is_spent() || !syncer.make_whole(chunk, host) {
+                syncer.cache.tables.counters.postponed += 1;
                 break;
             }
-            self.filler.syncer.candidates.is_whole();
-            self.filler.syncer.cache.tables.counters.rejoined += 1;
+            syncer.candidates.is_whole();
+            syncer.cache.tables.counters.rejoined += 1;
         }
         self.cache().conclude(host);
     }

@@ -173,10 +173,7 @@ impl<S: Shadowed> Filler<S> {
         (format, (0..S::ROOT_FRAMES as u64).map(move |n| Key { gfn: first.add(n * step), level, role }))
     }
 
-    /// The same for Gnomon's own accesses to guest memory.
-    ///
-    /// # Errors
-    /// As for [`crate::AddressSpace::resolve_with`]; or that the budget is spent, and more is done the next time.
+    /// As [`super::super::Shadow::resolve`].
     pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,

@@ -85,11 +85,11 @@ impl Passed {
     }
 
     /// A fence of all addresses happens.
-    pub const fn all(&mut self, mappings: Mappings, stamp: u64) {
-        self.wide = stamp;
+    pub const fn all(&mut self, mappings: Mappings) {
+        self.wide = self.stamp;
         self.fences += 1;
         if !matches!(mappings, Mappings::Private) {
-            self.wide_of_all = stamp;
+            self.wide_of_all = self.stamp;
         }
     }
 
@@ -98,23 +98,22 @@ impl Passed {
         self.fences
     }
 
-    /// Fences by address are about to happen. Returns when.
+    /// Fences by address are about to happen.
     #[inline(always)]
-    pub const fn some_pages(&mut self) -> u64 {
+    pub const fn some_pages(&mut self) {
         self.stamp += 1;
         self.page = self.stamp;
-        self.stamp
     }
 
     /// One of them is of the page at `gva`.
     #[inline(always)]
-    pub const fn page(&mut self, gva: u64, stamp: u64) {
-        self.parts[place(gva)] = stamp;
+    pub const fn page(&mut self, gva: u64) {
+        self.parts[place(gva)] = self.stamp;
     }
 
     /// It is not known of which page one of them is.
-    pub const fn any_page(&mut self, stamp: u64) {
-        self.any_page = stamp;
+    pub const fn any_page(&mut self) {
+        self.any_page = self.stamp;
     }
 
     /// Whether what a table of that level, 0 or 1, translates has the same places wherever it is of two addresses.

@@ -53,10 +53,9 @@ impl<S: Shadowed> Syncer<S> {
 
     /// Protects again what is unsync, with one flush for all, and compares its entries. What the budget does not suffice
     /// for stays unsync, and `root` leads nowhere then: a fault compares what it finds again.
+    // Most wide fences have nothing to do for it, and would save registers for it.
+    #[inline(never)]
     fn catch_up_all<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, host: &mut Host<'_, M, H>) {
-        if self.cache.unsync.is_empty() {
-            return;
-        }
         // To compare them takes at least as much as to protect them, and those that are not compared were for nothing.
         let to_compare = host.budget.half();
         host.budget = to_compare;
@@ -125,6 +124,7 @@ impl<S: Shadowed> Syncer<S> {
     }
 
     /// A fence of everything that `root` leads to, or a root that a vCPU has not used for long enough.
+    #[inline(always)]
     pub fn fence_root<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         root: &Root<S>,
@@ -133,6 +133,7 @@ impl<S: Shadowed> Syncer<S> {
     ) {
         if !self.rules().is_sabotaged(Sabotage::ForgetsWideFence) {
             match self.rules().policy.wide {
+                Wide::Reprotect if self.cache.unsync.is_empty() => {}
                 Wide::Reprotect => self.catch_up_all(root, host),
                 Wide::CompareAll => self.sync_root(root, Mappings::All, host),
                 Wide::Compare => self.sync_root(root, mappings, host),
@@ -148,7 +149,7 @@ impl<S: Shadowed> Syncer<S> {
         if self.rules().is_sabotaged(Sabotage::ForgetsLaneLog) {
             return;
         }
-        let stamp = self.cache.passed.some_pages();
+        self.cache.passed.some_pages();
         let is_blind = self.rules().is_sabotaged(Sabotage::ListsBlindly);
         let (mut line, end) = (gate.wrapping_add(LOG_AT), Addr::new(end));
         while line != end {
@@ -156,15 +157,15 @@ impl<S: Shadowed> Syncer<S> {
             if what == LaneSync::WIDE {
                 // A fence of all addresses and all ASIDs, where there was nothing to do.
                 if !self.rules().is_sabotaged(Sabotage::ForgetsWideLines) {
-                    self.cache.passed.all(Mappings::All, stamp);
+                    self.cache.passed.all(Mappings::All);
                 }
                 self.cache.tables.unrest.stirs = STIRS;
             } else if what & 1 == 1 {
                 // There is no table of level 0 for that address.
-                self.pass_one(Addr::new(what), stamp);
+                self.pass_one(Addr::new(what));
             } else {
                 let table = Addr::new(what.wrapping_sub(Lane::POINTER_FLAGS)).align_down(PAGE_BYTES);
-                let id = self.learn_table(table, stamp, mem);
+                let id = self.learn_table(table, mem);
                 line = Row::of(&self.cache.tables.index, id).follow(
                     &mut self.cache.tables.index,
                     (line, end),
@@ -177,16 +178,16 @@ impl<S: Shadowed> Syncer<S> {
         }
     }
 
-    /// The lane has made entries of that table, in its turn of `stamp`. Says whose it is.
-    fn learn_table(&mut self, table: Addr<Hpa>, stamp: u64, mem: &impl PhysMem) -> Id {
+    /// The lane has made entries of that table. Returns the shadow page that it is of.
+    fn learn_table(&mut self, table: Addr<Hpa>, mem: &impl PhysMem) -> Id {
         let id = self.cache.tables.index.id_of(table, mem);
         let page = self.page_mut(id);
         page.is_recent = true;
         page.stay = Stay::Changed;
         debug_assert!(page.key.level == Level::PAGE && page.key.role == Role::Table);
         match page.place {
-            Place::At(gva) => self.pass_one(Addr::new(gva), stamp),
-            Place::Nowhere | Place::Various => self.cache.passed.any_page(stamp),
+            Place::At(gva) => self.pass_one(Addr::new(gva)),
+            Place::Nowhere | Place::Various => self.cache.passed.any_page(),
         }
         id
     }

@@ -9,15 +9,15 @@ impl<S: Shadowed> Syncer<S> {
     /// A fence of one page happens, on whatever root.
     #[inline(always)]
     pub fn pass_page(&mut self, gva: Addr<S>) {
-        let stamp = self.cache.passed.some_pages();
-        self.pass_one(gva, stamp);
+        self.cache.passed.some_pages();
+        self.pass_one(gva);
     }
 
     /// One of them happens.
     #[inline(always)]
-    pub fn pass_one(&mut self, gva: Addr<S>, stamp: u64) {
+    pub fn pass_one(&mut self, gva: Addr<S>) {
         if !self.rules().is_sabotaged(Sabotage::ForgetsPassedPages) {
-            self.cache.passed.page(gva.raw(), stamp);
+            self.cache.passed.page(gva.raw());
         }
     }
 
