@@ -84,7 +84,7 @@ fn audit_quiet<S: Shadowed>(tables: &Tables<S>, mem: &impl PhysMem) {
     }
 }
 
-/// Whether it would take that page for one at rest.
+/// Returns whether it would take that page for one at rest.
 fn is_said_to_rest<S: Shadowed>(tables: &Tables<S>, id: Id, mem: &impl PhysMem) -> bool {
     let page = tables.index.page(id);
     let at = Addr::new(page.table().base().raw().wrapping_add_signed(LaneSync::REST_AT));

@@ -134,13 +134,13 @@ impl Budget {
         self.0.div_ceil(steps)
     }
 
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     #[must_use]
     pub const fn is_spent(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether a new page can be filled with what is left.
+    /// Returns whether a new page can be filled with what is left.
     pub(super) const fn affords_page(self) -> bool {
         self.0 >= Self::INSERT_ALL
     }

@@ -94,7 +94,7 @@ impl<S: Shadowed> Shadow<S> {
         tables.index.into_frames().chain(pool.into_frames()).chain(tables.gate.memory.map(LaneMemory::into_run))
     }
 
-    /// What the engine's entries may say.
+    /// Returns the rules of the engine's entries.
     #[inline(always)]
     pub(super) const fn rules(&self) -> &Rules {
         &self.filler.syncer.cache.tables.rules

@@ -344,7 +344,7 @@ fn table_from<S: Shadowed, M: PhysMem, H>(
     None
 }
 
-/// Whether a page that a shadow page leads to may be moved.
+/// Returns whether a page that a shadow page leads to may be moved.
 fn may_move<S: Shadowed, M: PhysMem, H>(cache: &Cache<S>, at: At, host: &Host<'_, M, H>) -> bool {
     let gfn = cache.tables.index.page(at.0).made_from(at.1, host.mem).pfn();
     cache.tables.index.heads.contains(gfn)
@@ -353,7 +353,7 @@ fn may_move<S: Shadowed, M: PhysMem, H>(cache: &Cache<S>, at: At, host: &Host<'_
         && host.space.may_move(gfn, host.mem)
 }
 
-/// Whether no other leaf for user mode leads to the frame, nor any of the same page. Two that want it in different places would take it
+/// Returns whether no other leaf for user mode leads to the frame, nor any of the same page. Two that want it in different places would take it
 /// from each other for ever.
 fn is_only_users(all: &Index, at: At, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
     /// Leaves that are looked at; most frames have two, the other being the kernel's.

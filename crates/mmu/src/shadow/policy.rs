@@ -1,17 +1,17 @@
 //! Upkeeps: how shadow tables are kept in step with the guest's. One table says in what the modes differ ([`Policy::of`]).
 
-/// How shadow tables are kept in step with the guest's.
+/// The way in which shadow tables follow the guest's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Upkeep {
     /// Guest tables are write-protected. Each store to one is an exit, which performs and mirrors it.
     Shadow,
-    /// As `Shadow`, but a table of leaves is let go at its first store, and brought up to date at fences: many stores follow until the
+    /// Like `Shadow`, but a table of leaves is let go at its first store, and brought up to date at fences: many stores follow until the
     /// guest fences.
     Unsync,
     /// No table is write-protected. A fence by address invalidates an entry, which the next access fills. A fence of all addresses
     /// compares all that the root leads to, at once.
     Lazy,
-    /// As `Lazy`, but the guest gets its page faults itself. So an entry is invalid only where the guest's faults; all others are filled
+    /// Like `Lazy`, but the guest gets its page faults itself. So an entry is invalid only where the guest's faults; all others are filled
     /// at once, or poisoned. A fence by address brings its entry up to date at once: no later fault would.
     Steered,
 }
@@ -28,7 +28,7 @@ pub enum LetsGo {
 }
 
 impl LetsGo {
-    /// Whether it applies to a table. `are_leaves`: it is a table of leaves wherever it is used.
+    /// Returns whether it applies to a table. `are_leaves`: it is a table of leaves wherever it is used.
     pub fn applies(self, are_leaves: bool) -> bool {
         match self {
             LetsGo::All => true,
@@ -38,7 +38,7 @@ impl LetsGo {
     }
 }
 
-/// What a fence by address does to a live entry.
+/// The effect of a fence by address on a live entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ByAddress {
     /// Compares it with the guest's, if its table is not protected now.
@@ -49,21 +49,21 @@ pub enum ByAddress {
     Resync,
 }
 
-/// What a fence of all addresses does.
+/// The effect of a fence of all addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wide {
     /// Protects the tables again that were let go, and compares them.
     Reprotect,
     /// Compares all that the root leads to, whatever the fence is about.
     CompareAll,
-    /// As `CompareAll`, but global mappings only if the fence is about them.
+    /// Like `CompareAll`, but compares global mappings only if the fence is about them.
     Compare,
 }
 
 /// In what an upkeep differs from the others.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// A guest table is write-protected from its first shadow on. If not, none ever is, but for quiet ones.
+    /// A guest table is write-protected from its first shadow on. If not, only quiet tables ever are.
     pub protects: bool,
     pub lets_go: LetsGo,
     pub by_address: ByAddress,

@@ -1,4 +1,4 @@
-//! What the engine does about faults and for the host's own accesses.
+//! Faults of guests, and the host's own accesses.
 
 use crate::gstage::{AddressSpace, Unresolved};
 use crate::shadow::{Answer, Host, Root, Shadow, Shadowed};

@@ -1,4 +1,4 @@
-//! What the host takes from the guest, moves, and gives back.
+//! Memory that the host takes from the guest, moves, and gives back.
 
 use crate::frames::{Ahead, Frames};
 use crate::gstage::{GiveBack, Promoted, Promotion, Returned, Span};
@@ -42,7 +42,7 @@ impl<S: Shadowed> Shadow<S> {
         done
     }
 
-    /// Whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they
+    /// Returns whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they
     /// are.
     #[must_use]
     pub fn is_shadowed(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {

@@ -22,7 +22,7 @@ impl<S: Shadowed> Shadow<S> {
         self.open(mem);
     }
 
-    /// Where the lane finds what it needs, if it may bring entries in step.
+    /// Returns the places of the lane's inputs, if the lane may bring entries in step.
     #[must_use]
     pub fn lane_inputs(&self) -> Option<LaneSync> {
         self.filler.syncer.cache.tables.gate.memory.as_ref().map(LaneMemory::inputs)

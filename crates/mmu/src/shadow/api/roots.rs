@@ -44,7 +44,7 @@ impl<S: Shadowed> Shadow<S> {
         Ok(Some(self.filler.loaded(present.insert(root), Seen::Never, (views, log), host)))
     }
 
-    /// The same where the vCPU knows the root. `None`, and nothing has changed, if it does not.
+    /// Like [`Shadow::attach`], if the vCPU knows the root. `None`, and nothing has changed, if it does not.
     #[inline(always)]
     pub fn attach_known<M: PhysMem, H: Fence<Gpa>>(
         &mut self,

@@ -4,15 +4,15 @@ use crate::shadow::entries::STIRS;
 use crate::shadow::{Host, Shadow, Shadowed};
 use rv::{Addr, Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
-/// What became of a store to a guest table.
+/// The outcome of a store to a guest table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrote {
-    /// It is done, and the word held this before: the instruction is over.
+    /// The store is done, and the word held this before: the instruction is over.
     Done {
         /// The 8 bytes around the store, before it.
         old: u64,
     },
-    /// It is not done: the frame is no longer protected, and the guest does it itself.
+    /// The store is not done: the frame is no longer protected, and the guest stores itself.
     Retry,
 }
 
@@ -69,7 +69,7 @@ impl<S: Shadowed> Shadow<S> {
         self.filler.syncer.rate.tell((now, interval), self.filler.syncer.cache.passed.fences());
     }
 
-    /// Whether leaves of 2 MiB are in pieces for quiet tables: then [`Shadow::relax`] is to be called after an interval.
+    /// Returns whether leaves of 2 MiB are in pieces for quiet tables: then [`Shadow::relax`] is to be called after an interval.
     #[must_use]
     pub fn is_strained(&self) -> bool {
         self.filler.syncer.candidates.next_split().is_some()

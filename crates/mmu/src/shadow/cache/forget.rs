@@ -1,4 +1,4 @@
-//! What the host takes from the guest leaves no trace in the shadow.
+//! Forgetting: frames that the host takes from the guest leave no trace in the shadow.
 
 use crate::gstage::{self, AddressSpace, How, Promoted, Promotion, Publish};
 use crate::shadow::cache::Cache;

@@ -85,7 +85,7 @@ impl<S: Shadowed> Cache<S> {
         self.unsync.push(gfn);
     }
 
-    /// The frame seems to be no table any more: its shadows go, but for those in use.
+    /// The frame seems to be no table any more: its shadows go, except those in use.
     pub fn give_up_table<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         let mut next = self.tables.index.first_table(gfn, host.mem);
         while let Some(id) = next {
@@ -99,7 +99,7 @@ impl<S: Shadowed> Cache<S> {
         self.unsync(gfn, host.mem);
     }
 
-    /// Somebody comes to a frame, or Gnomon has written there: if it was a quiet table's, it is not any more.
+    /// An access comes to a frame, or Gnomon has written there: if it was a quiet table's, it is not any more.
     #[inline(always)]
     pub fn wake(&mut self, gfn: Pfn<Gpa>, mem: &mut impl PhysMem) {
         if self.tables.is_quiet(gfn, mem) {
@@ -124,7 +124,7 @@ impl<S: Shadowed> Cache<S> {
         }
     }
 
-    /// Whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they
+    /// Returns whether the frame is one of the guest's tables that are shadowed. It must not be taken away: their shadows know where they
     /// are.
     #[must_use]
     pub fn is_shadowed(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {

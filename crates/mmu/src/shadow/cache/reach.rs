@@ -5,18 +5,18 @@ use crate::shadow::cache::Cache;
 use crate::shadow::{Host, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Pfn, PhysMem, PteFlags};
 
-/// Why guest memory cannot be used.
+/// The reason why guest memory cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Missing {
     /// There is none, or not for this.
     Nothing,
-    /// It is not ready yet, or there is no frame for it.
+    /// The memory is not ready yet, or there is no frame for it.
     Not(Unresolved),
     /// The budget is spent before it could be made ready: more is done the next time.
     Later,
 }
 
-/// What the G-stage must allow for an access.
+/// Returns the rights that an access needs of the G-stage.
 pub const fn needed(access: Access) -> PteFlags {
     match access {
         Access::Load => PteFlags::R,

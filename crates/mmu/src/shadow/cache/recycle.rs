@@ -172,7 +172,7 @@ impl<S: Shadowed> Cache<S> {
     }
 }
 
-/// Whether no entry is left in a guest's table of those that its shadow has. The frame may be anything by now.
+/// Returns whether no entry is left in a guest's table of those that its shadow has. The frame may be anything by now.
 fn is_dead<M: PhysMem, H>(index: &Index, id: Id, host: &mut Host<'_, M, H>) -> bool {
     host.budget.spend(Budget::GLANCE);
     let Some(page) = index.arena.get(id).filter(|page| page.users == 0 && page.key.role == Role::Table) else {

@@ -13,7 +13,7 @@ use rv::{Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 pub struct Cache<S: Shadowed> {
     pub tables: Tables<S>,
     pub pool: Pool,
-    /// What fences have passed over lately.
+    /// The latest fences.
     pub passed: Passed,
     /// Some TLB may let stores through that the tables no longer allow. No guest is wronged by that; but before a table
     /// is believed to be protected, all TLBs are flushed.
@@ -23,9 +23,9 @@ pub struct Cache<S: Shadowed> {
     pub next_serial: u64,
     /// Times that shadow pages went, or lost their entries: what was found before may be out of date.
     pub gone: u64,
-    /// Where the search for victims goes on.
+    /// The page at which the search for victims goes on.
     pub hand: Id,
-    /// And where that for such as the guest seems to use no more does.
+    /// The same for the search for pages that the guest seems to use no more.
     pub dead_hand: Id,
 }
 
@@ -95,7 +95,7 @@ impl<S: Shadowed> Cache<S> {
         self.stores_may_pass |= debt.waive().contains(Owed::STORES);
     }
 
-    /// Whether a shadow may lag behind its table at all now.
+    /// Returns whether a shadow may lag behind its table at all now.
     pub fn may_any_lag(&self) -> bool {
         !self.tables.rules.policy.protects || !self.unsync.is_empty()
     }

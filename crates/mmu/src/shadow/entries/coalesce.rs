@@ -24,14 +24,14 @@ use rv::{Entry, Level, PhysMem, Pte, PteFlags};
 /// Entries above a page that is coalesced, at most: all are written at once when it is, and when it is split.
 const MOST_PARENTS: usize = 4;
 
-/// What the leaves of a shadow page come to.
+/// The judgement of a shadow page's leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leaves {
-    /// They are not all there, or differ in what they allow, or are none that may be one.
+    /// Not all leaves are there, or they differ in what they allow, or may not be one leaf.
     Various,
     /// One leaf of 2 MiB says the same: this one.
     Run(Pte),
-    /// They agree, but their frames do not follow one another.
+    /// The leaves agree, but their frames do not follow one another.
     Scattered,
 }
 
@@ -43,7 +43,7 @@ const WANTED: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::U).bits();
 const PPN_SHIFT: u32 = 10;
 const FLAGS: u64 = (1 << PPN_SHIFT) - 1;
 
-/// What the leaves of a page of level 0 come to now.
+/// Judges the leaves of a page of level 0.
 pub fn leaves_of<M: PhysMem, H>(page: &Page, host: &mut Host<'_, M, H>) -> Leaves {
     if !page.marks.is_full() {
         return Leaves::Various;
@@ -129,7 +129,7 @@ impl<S: Shadowed> Tables<S> {
         self.write_parents(id, (Act::Split, pointer), host);
     }
 
-    /// What leads to a shadow page.
+    /// Returns the pointer to a shadow page.
     pub fn pointer_to(&self, id: Id, mem: &mut impl PhysMem) -> Pte {
         let page = self.index.page(id);
         let mut pte = Entry::Table(page.table()).encode();

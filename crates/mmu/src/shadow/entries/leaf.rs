@@ -8,7 +8,7 @@ use crate::table::Debt;
 use rv::{Entry, Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 impl<S: Shadowed> Tables<S> {
-    /// Whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
+    /// Returns whether a leaf of `level` may map `gfn`, which the G-stage maps with a leaf of level `there`.
     #[inline(always)]
     pub fn leaf_fits(&self, gfn: Pfn<Gpa>, level: Level, there: Level) -> bool {
         let is_ram = self.index.heads.contains(gfn);

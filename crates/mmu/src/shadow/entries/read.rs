@@ -12,7 +12,7 @@ use crate::shadow::{Budget, Host, MARK, Sabotage, Shadowed};
 use core::sync::atomic::{Ordering, fence};
 use rv::{Addr, Gpa, Hpa, LaneSync, Pfn, PhysMem, Pte, PteFlags};
 
-/// What a fill goes by: an entry of the shadow, and then the one of the guest that is behind it.
+/// An entry of the shadow, and the guest's entry behind it, read in that order.
 #[derive(Clone, Copy)]
 pub struct Both {
     /// The shadow's entry.
@@ -99,13 +99,13 @@ impl<S: Shadowed> Tables<S> {
         if entry.flags().contains(PteFlags::V | COALESCED) { self.index.table_below(at, mem) } else { None }
     }
 
-    /// Whether stores to the frame must be seen.
+    /// Returns whether stores to the frame must be seen.
     #[inline]
     pub fn is_protected(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         self.rules.policy.protects && self.index.tables_of(gfn, mem).any(|id| !self.index.page(id).is_unsync)
     }
 
-    /// Whether the frame is that of a quiet table.
+    /// Returns whether the frame is that of a quiet table.
     #[inline(always)]
     pub fn is_quiet(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         self.rules.policy.quiets && self.index.heads.has_protected_around(gfn) && self.is_quiet_table(gfn, mem)
@@ -126,7 +126,7 @@ impl<S: Shadowed> Tables<S> {
         }
     }
 
-    /// Whether a wide fence has nothing to do there.
+    /// Returns whether a wide fence has nothing to do there.
     #[inline(always)]
     pub fn rests(&self, page: &Page) -> bool {
         self.rules.policy.quiets && !self.unrest.is_restless(page)

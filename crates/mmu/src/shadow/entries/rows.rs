@@ -7,7 +7,7 @@ use crate::shadow::pages::{Id, Index, List, Ref, note_frame, noted_frame};
 use crate::table::Debt;
 use rv::{Addr, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
-/// Where a shadow page has what changes with a leaf.
+/// The places of everything that changes with a leaf of a shadow page.
 #[derive(Clone, Copy)]
 pub struct Row {
     id: Id,
@@ -29,7 +29,7 @@ impl Row {
         }
     }
 
-    /// That of a shadow page of level 0.
+    /// The row of a shadow page of level 0.
     #[inline(always)]
     pub fn of(index: &Index, id: Id) -> Self {
         let page = index.page(id);

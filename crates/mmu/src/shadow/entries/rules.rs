@@ -1,4 +1,4 @@
-//! What entries may say: the policy of an engine, and what it makes of the guest's flags.
+//! The rules of entries: the policy of an engine, and the rights that it makes of the guest's flags.
 
 use crate::gstage::Translation;
 use crate::shadow::pages::{CAPS, Page, Role, permissions};
@@ -7,14 +7,14 @@ use crate::shadow::{Config, Sabotage};
 use crate::table::{self};
 use rv::{Entry, Gpa, Leaf, Level, Pte, PteFlags};
 
-/// What a guest's leaf may allow that the G-stage has a say in.
+/// The rights of a guest's leaf that the G-stage may deny.
 const RIGHTS: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
 
-/// What an engine's entries may say.
+/// The rules of an engine's entries.
 pub struct Rules {
     pub config: Config,
     pub policy: Policy,
-    /// What leaves have of the guest's flags that the G-stage has no say in.
+    /// The guest's flags that leaves keep, whatever the G-stage allows.
     pub kept: PteFlags,
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<Sabotage>,
@@ -35,30 +35,30 @@ impl Rules {
         }
     }
 
-    /// Whether it is broken so.
+    /// Returns whether it is broken so.
     #[cfg(feature = "sabotage")]
     pub fn is_sabotaged(&self, how: Sabotage) -> bool {
         self.sabotage == Some(how)
     }
 
-    /// Whether it is broken so: it is not.
+    /// Returns whether it is broken so: it is not.
     #[cfg(not(feature = "sabotage"))]
     #[inline(always)]
     pub const fn is_sabotaged(&self, _: Sabotage) -> bool {
         false
     }
 
-    /// Whether all entries have a mirror, live or not.
+    /// Returns whether all entries have a mirror, live or not.
     pub fn has_all_mirrors(&self, page: &Page) -> bool {
         self.policy.fills_whole && page.key.level == Level::PAGE
     }
 
-    /// What a guest's leaf with A allows.
+    /// Returns the rights of a guest's leaf with A.
     pub fn rights(&self, flags: PteFlags) -> PteFlags {
         permissions(if self.is_sabotaged(Sabotage::IgnoresDirty) { flags | PteFlags::D } else { flags })
     }
 
-    /// What an entry is that leads nowhere for now, and was made from `mirror`.
+    /// Returns the entry that leads nowhere for now, and was made from `mirror`.
     #[inline(always)]
     pub fn unfilled(&self, page: &Page, mirror: Pte) -> Pte {
         if !self.policy.own_faults || self.is_sabotaged(Sabotage::SteersTaken) {
@@ -80,7 +80,7 @@ impl Rules {
         table::poison_leaf(flags.contains(PteFlags::U) && !self.is_sabotaged(Sabotage::PoisonsKernelOnly))
     }
 
-    /// Whether the G-stage allows all that a guest's leaf with these flags does.
+    /// Returns whether the G-stage allows all that a guest's leaf with these flags does.
     #[inline(always)]
     pub fn allows_all(&self, flags: PteFlags, there: Translation) -> bool {
         self.allows(self.rights(flags), there)

@@ -9,7 +9,7 @@ use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};
 /// The software bit of a leaf of 2 MiB that stands for a shadow page of level 0, and in place of the pointer to it (`coalesce`).
 pub const COALESCED: PteFlags = PteFlags::RSW1;
 
-/// What changes an entry.
+/// A cause of a change of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Act {
     /// A fault or a comparison makes a leaf of the guest's entry.
@@ -36,13 +36,13 @@ pub enum Act {
     Park,
     /// A leaf's shadow page ends.
     End,
-    /// What a leaf leads to is about to be copied.
+    /// The page of a leaf is about to be copied.
     Withhold,
     /// The copy is there.
     Arrive,
 }
 
-/// What an entry is to the engine: [`State`], but that it tells leaves that stand for a page.
+/// The kind of an entry: its [`State`], with leaves that stand for a page apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg(any(test, feature = "sabotage"))]
 enum Kind {
@@ -108,7 +108,7 @@ impl Slot {
         Self { at: table.wrapping_add(8 * index as u64), level }
     }
 
-    /// What stands there.
+    /// Reads the entry.
     #[inline(always)]
     pub fn read(self, mem: &impl PhysMem) -> Pte {
         Pte(mem.read_u64(self.at))

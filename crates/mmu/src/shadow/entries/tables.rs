@@ -9,9 +9,9 @@ use rv::{Addr, LaneSync, Level, PhysMem};
 /// Entries that are looked at between two wide fences when pages become restless: some 60,000 instructions.
 pub const STIRS: u32 = 2048;
 
-/// What is known of restless pages beside their bits.
+/// The knowledge of restless pages beside their bits.
 pub struct Unrest {
-    /// It grows where pages that are restless are too many to tell.
+    /// The epoch: it grows if too many pages become restless at once.
     pub epoch: u64,
     /// Entries that may still be looked at for that before the next wide fence.
     pub stirs: u32,
@@ -22,13 +22,13 @@ impl Unrest {
         Self { epoch: 0, stirs: STIRS }
     }
 
-    /// Whether something that can be reached from a page may have been written since it was compared.
+    /// Returns whether something that can be reached from a page may have been written since it was compared.
     #[inline(always)]
     pub fn is_restless(&self, page: &Page) -> bool {
         page.is_unsync || page.key.level > Level::PAGE && (page.stirred.epoch != self.epoch || page.is_any_stirred())
     }
 
-    /// What a page that rests says in this epoch.
+    /// Returns the word of a page that rests, in this epoch.
     pub const fn lane_epoch(&self) -> u64 {
         self.epoch + LaneSync::RESTLESS + 1
     }
@@ -61,7 +61,7 @@ impl<S: Shadowed> Tables<S> {
         self.walks.known(root, gva).unwrap_or_else(|| self.descend_from_root(root, gva, mem))
     }
 
-    /// As [`Tables::descend`], if the way is not remembered. It is from now on.
+    /// Like [`Tables::descend`], if the way is not remembered. It is from now on.
     #[cold]
     #[inline(never)]
     pub fn descend_from_root(&mut self, root: &Root<S>, gva: Addr<S>, mem: &impl PhysMem) -> At {

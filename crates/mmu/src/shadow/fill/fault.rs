@@ -26,12 +26,12 @@ pub enum Forget {
     Root,
 }
 
-/// What a fault comes to.
+/// The answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// The access is possible now, or was all along: let the guest try again.
     Filled {
-        /// What this hart must forget.
+        /// The translations that this hart must forget.
         forget: Forget,
         /// All entries on the way were so before: either a hart remembered less, or the fault was about something else.
         known: bool,
@@ -40,14 +40,14 @@ pub enum Answer {
     Inject(Trap),
     /// The guest's tables lead out of its RAM.
     Device {
-        /// Where to.
+        /// The address there.
         gpa: Addr<Gpa>,
     },
     /// A store to a guest table that is write-protected: see [`Shadow::table_write`].
     TableWrite {
-        /// Where it goes.
+        /// The address of the store.
         gpa: Addr<Gpa>,
-        /// Where that is.
+        /// The place of that address.
         hpa: Addr<Hpa>,
     },
     /// Something changed meanwhile: let the guest try again.
@@ -94,7 +94,7 @@ impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> UpdatePte<Gpa> for GuestTables<'_, 
     }
 }
 
-/// What a fault found, on the way to the entry that it is about.
+/// The leaf that a fault found, on the way to the entry that it is about.
 pub struct Found {
     /// The address after the guest's tables.
     pub gpa: Addr<Gpa>,
@@ -105,7 +105,7 @@ pub struct Found {
 }
 
 impl<S: Shadowed> Filler<S> {
-    /// As [`super::super::Shadow::fault_in_known_tables`].
+    /// Like [`super::super::Shadow::fault_in_known_tables`].
     #[inline(always)]
     pub fn fault_in_known_tables(
         &mut self,

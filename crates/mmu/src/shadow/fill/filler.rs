@@ -1,4 +1,4 @@
-//! What fills the shadow: faults, links, roots.
+//! The part that fills the shadow: faults, links, roots.
 
 use crate::shadow::Shadowed;
 use crate::shadow::cache::Cache;
@@ -22,7 +22,7 @@ impl<S: Shadowed> Filler<S> {
         self.syncer.cache.tables.index.page_mut(id)
     }
 
-    /// What the engine's entries may say.
+    /// Returns the rules of the engine's entries.
     #[inline(always)]
     pub const fn rules(&self) -> &Rules {
         &self.syncer.cache.tables.rules

@@ -1,4 +1,4 @@
-//! How the shadow grows: faults, links, roots.
+//! Growth of the shadow: faults, links, roots.
 
 mod fault;
 mod filler;

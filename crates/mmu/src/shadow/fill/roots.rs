@@ -173,7 +173,7 @@ impl<S: Shadowed> Filler<S> {
         (format, (0..S::ROOT_FRAMES as u64).map(move |n| Key { gfn: first.add(n * step), level, role }))
     }
 
-    /// As [`super::super::Shadow::resolve`].
+    /// Like [`super::super::Shadow::resolve`].
     pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gpa: Addr<Gpa>,

@@ -41,7 +41,7 @@ impl Gate {
         Self { memory: None, is_closed: false, all_have_headers: false }
     }
 
-    /// Whether an entry of level 0 may be changed now.
+    /// Returns whether an entry of level 0 may be changed now.
     pub const fn is_alone(&self) -> bool {
         self.memory.is_none() || self.is_closed
     }

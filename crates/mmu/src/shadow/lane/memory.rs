@@ -24,7 +24,7 @@ pub static GLOBAL_LEAVES: [u64; 1 << 10] = leaves(true);
 /// From which bit on a guest's entry of level 0 has the number of its chunk; if any bit above the frame's number is set, that of none.
 const CHUNK_SHIFT: u64 = 10 + 9;
 
-/// Whether a guest's entry of level 0 faults whatever the access.
+/// Returns whether a guest's entry of level 0 faults whatever the access.
 #[inline(always)]
 pub fn faults_always(pte: Pte) -> bool {
     LEAVES[(pte.0 & 0x3ff) as usize] == 0

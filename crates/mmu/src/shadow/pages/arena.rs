@@ -97,7 +97,7 @@ impl Arena {
         self.parts::<S>(root.id).nth(root.format.root_frame(gva)).expect("a root has a page for each frame")
     }
 
-    /// Whether the page, of that serial, is the first of a root, and all others of it are there as well.
+    /// Returns whether the page, of that serial, is the first of a root, and all others of it are there as well.
     #[inline(always)]
     pub fn is_whole<S: Shadowed>(&self, first: Id, serial: u64) -> bool {
         let mut next = Some(first);

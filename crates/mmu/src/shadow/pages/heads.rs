@@ -56,7 +56,7 @@ impl Heads {
         gfn.raw().wrapping_sub(self.first.raw()) < self.pages
     }
 
-    /// Whether the shadow knows nothing of the frame: nothing leads there, and it is no table.
+    /// Returns whether the shadow knows nothing of the frame: nothing leads there, and it is no table.
     pub fn is_unknown(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         !self.contains(gfn) || mem.read_own(self.at(gfn)) == 0 && self.megas(gfn).entry().is_none()
     }
@@ -118,7 +118,7 @@ impl Heads {
         self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected
     }
 
-    /// Whether there are any.
+    /// Returns whether there are any.
     pub fn has_protected_around(&self, gfn: Pfn<Gpa>) -> bool {
         self.contains(gfn) && self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected != 0
     }

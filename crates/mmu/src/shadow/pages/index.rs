@@ -49,7 +49,7 @@ impl Index {
         self.heads.into_frames().chain(self.arena.into_frames())
     }
 
-    /// Whether [`Heads`] leads to pages of that key: the shadows of tables, unless they are not in RAM.
+    /// Returns whether [`Heads`] leads to pages of that key: the shadows of tables, unless they are not in RAM.
     pub fn is_by_frame(&self, key: Key) -> bool {
         key.role == Role::Table && self.heads.contains(key.gfn)
     }
@@ -261,7 +261,7 @@ impl Index {
         self.tables_of(gfn, mem).next()
     }
 
-    /// Whether stores to the frame are kept out: it is a table whose shadows are always up to date.
+    /// Returns whether stores to the frame are kept out: it is a table whose shadows are always up to date.
     pub fn is_synced_table(&self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         self.tables_of(gfn, mem).any(|id| !self.page(id).is_unsync)
     }

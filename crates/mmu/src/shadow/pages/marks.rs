@@ -110,7 +110,7 @@ impl Marks {
         self.live[part] & (low * 0xff)
     }
 
-    /// Whether all entries are live.
+    /// Returns whether all entries are live.
     pub fn is_full(&self) -> bool {
         self.live.iter().all(|part| *part == u64::MAX)
     }
@@ -167,7 +167,7 @@ impl Marks {
         self.parked[part]
     }
 
-    /// Whether it is in a list: live or parked.
+    /// Returns whether it is in a list: live or parked.
     pub fn is_listed(&self, index: usize) -> bool {
         self.listed_in(index / 64) >> (index % 64) & 1 == 1
     }

@@ -372,7 +372,7 @@ impl Page {
         self.stirred.bits[part]
     }
 
-    /// Whether an entry leads to a restless page.
+    /// Returns whether an entry leads to a restless page.
     pub fn is_any_stirred(&self) -> bool {
         self.stirred.bits.iter().any(|part| *part != 0)
     }
@@ -390,13 +390,13 @@ impl Page {
         self.stirred.bits[index / 64] >> (index % 64) & 1 == 1
     }
 
-    /// Whether the entry, live and as it stands in the table, is a pointer, or stands in place of one.
+    /// Returns whether the entry, live and as it stands in the table, is a pointer, or stands in place of one.
     pub fn is_pointer(&self, entry: Pte) -> bool {
         let flags = entry.flags();
         self.key.level > Level::PAGE && (!flags.intersects(PteFlags::R | PteFlags::X) || flags.contains(COALESCED))
     }
 
-    /// Whether the page is one whose entries may be out of step with the guest's.
+    /// Returns whether the page is one whose entries may be out of step with the guest's.
     pub fn may_lag(&self) -> bool {
         self.key.role == Role::Table && self.is_unsync
     }

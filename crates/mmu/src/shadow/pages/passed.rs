@@ -116,7 +116,7 @@ impl Passed {
         self.any_page = self.stamp;
     }
 
-    /// Whether what a table of that level, 0 or 1, translates has the same places wherever it is of two addresses.
+    /// Returns whether what a table of that level, 0 or 1, translates has the same places wherever it is of two addresses.
     pub const fn is_same_part(level: Level, one: u64, other: u64) -> bool {
         if level.number() == 0 {
             place(one) == place(other)
@@ -125,7 +125,7 @@ impl Passed {
         }
     }
 
-    /// Whether a page is up to date in so far, with all that it leads to, that translates nothing but the part of `gva`; many
+    /// Returns whether a page is up to date in so far, with all that it leads to, that translates nothing but the part of `gva`; many
     /// parts, if `None`.
     pub fn is_fresh(&self, compared: Compared, mappings: Mappings, gva: Option<u64>) -> bool {
         let page = gva.map_or(self.page, |gva| self.parts[place(gva)].max(self.any_page));

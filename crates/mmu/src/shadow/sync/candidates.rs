@@ -62,7 +62,7 @@ impl Candidates {
         }
     }
 
-    /// Whether they have waited enough.
+    /// Returns whether they have waited enough.
     pub fn are_due(&self, fences: u64) -> bool {
         self.frames.len() >= ENOUGH || !self.frames.is_empty() && fences - self.since >= LONG
     }

@@ -70,7 +70,7 @@ impl<S: Shadowed> Digests<S> {
         tables.index.digests >> number & 1 == 1 || tables.rules.is_sabotaged(Sabotage::KeepsDigests)
     }
 
-    /// Whether a page is a part of a digest that holds.
+    /// Returns whether a page is a part of a digest that holds.
     fn is_in_one(&self, id: Id, tables: &Tables<S>) -> bool {
         let number = tables.index.page(id).digest.number;
         let digest = number.checked_sub(1).filter(|_| Self::holds(number, tables));

@@ -14,7 +14,7 @@ use rv::{Addr, Entry, Fence, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, PhysMe
 const FLOOD: u8 = 3;
 
 impl<S: Shadowed> Syncer<S> {
-    /// As [`super::super::Shadow::fence_in_known_table`].
+    /// Like [`super::super::Shadow::fence_in_known_table`].
     #[inline(always)]
     pub fn fence_in_known_table(
         &mut self,

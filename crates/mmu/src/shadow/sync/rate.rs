@@ -26,7 +26,7 @@ impl Rate {
         (self.since, self.before) = (now, fences);
     }
 
-    /// Whether they are many.
+    /// Returns whether they are many.
     pub const fn is_high(&self) -> bool {
         self.is_high
     }

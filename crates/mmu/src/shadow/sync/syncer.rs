@@ -28,7 +28,7 @@ impl<S: Shadowed> Syncer<S> {
         self.cache.tables.index.page_mut(id)
     }
 
-    /// What the engine's entries may say.
+    /// Returns the rules of the engine's entries.
     #[inline(always)]
     pub const fn rules(&self) -> &Rules {
         &self.cache.tables.rules

@@ -273,7 +273,7 @@ impl<S: Shadowed> Syncer<S> {
     }
 }
 
-/// Whether some of 64 live entries are out of step with the guest's, or that cannot be seen at once.
+/// Returns whether some of 64 live entries are out of step with the guest's, or that cannot be seen at once.
 #[inline(always)]
 fn is_behind<M: PhysMem, H>(
     (guest, mirror): (Option<Pfn<Hpa>>, Pfn<Hpa>),
