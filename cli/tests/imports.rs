@@ -1,15 +1,23 @@
-//! Checks of the sources' structure: no file uses one that uses it, no folder uses one above it, and each file can be
-//! read in one sitting.
+//! Checks of the sources' structure: no file uses one that uses it, no folder uses one above it, each file can be
+//! read in one sitting, and no type does everything.
 
 #[path = "imports/graph.rs"]
 mod graph;
+#[path = "imports/sizes.rs"]
+mod sizes;
 
 use graph::Imports;
+use sizes::Sizes;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// Most lines of a file.
 const MOST_LINES: usize = 600;
+/// Most methods of an `impl` block, and of all that a type has in one file.
+const MOST_METHODS: usize = 40;
+/// Most fields of a struct.
+const MOST_FIELDS: usize = 20;
 
 /// The root files that must state an order of their folders (see `graph.rs`). Others that state one keep to it, too.
 const ORDERED: [&str; 2] = ["cli/src/lib.rs", "hypervisor/src/lib.rs"];
@@ -90,6 +98,54 @@ fn every_file_can_be_read_in_one_sitting() {
         let lines = std::fs::read_to_string(&file).unwrap().lines().count();
         assert!(lines <= MOST_LINES, "{} has {lines} lines, over {MOST_LINES}", file.display());
     }
+}
+
+#[test]
+fn no_type_does_everything() {
+    let repository = repository();
+    let mut complaint = String::new();
+    // The engine is one of parts: its types are counted in all of their files.
+    let mut engine = BTreeMap::<String, usize>::new();
+    let mut files = Vec::new();
+    sources(&repository.join("crates/mmu/src"), &mut files);
+    assert!(files.len() > 60, "the engines are here: {files:?}");
+    for file in files {
+        let sizes = Sizes::of(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let file = file.strip_prefix(&repository).unwrap();
+        for (name, blocks) in sizes.methods {
+            let methods: usize = blocks.iter().sum();
+            if methods > MOST_METHODS {
+                complaint += &format!("{name} has {methods} methods in {}, over {MOST_METHODS}\n", file.display());
+            }
+            if file.starts_with("crates/mmu/src/shadow") {
+                *engine.entry(name).or_default() += methods;
+            }
+        }
+        // A table of counters is no state.
+        for (name, fields) in sizes.fields.iter().filter(|(name, _)| *name != "Counters") {
+            if *fields > MOST_FIELDS {
+                complaint += &format!("{name} in {} has {fields} fields, over {MOST_FIELDS}\n", file.display());
+            }
+        }
+    }
+    assert!(engine.len() > 20, "the shadow engine's types are here: {engine:?}");
+    for (name, methods) in engine.into_iter().filter(|(_, methods)| *methods > MOST_METHODS) {
+        complaint += &format!("{name} has {methods} methods in the shadow engine, over {MOST_METHODS}\n");
+    }
+    assert!(complaint.is_empty(), "{complaint}");
+}
+
+#[test]
+fn methods_and_fields_are_counted() {
+    let sizes = Sizes::of(
+        "struct A<T> { a: T, b: u8 } struct B(u8); struct C;
+         impl<T> A<T> { const N: u8 = 1; fn f() {} fn g(&self) {} } impl A<u8> { fn h() {} } impl Drop for A<B> { fn drop(&mut self) {} }
+         mod inner { impl super::B { fn f() {} } } #[cfg(test)] mod tests { impl super::B { fn g() {} } }",
+    )
+    .unwrap();
+    let count = |(name, count): (&str, &[usize])| (name.to_string(), count.to_vec());
+    assert_eq!(sizes.methods, [("A", &[2, 1, 1][..]), ("B", &[1])].map(count).into());
+    assert_eq!(sizes.fields, [("A", 2), ("B", 1), ("C", 0)].map(|(name, count)| (name.to_string(), count)).into());
 }
 
 /// Reads the imports of a crate's files, of which the first is its root.

@@ -1,17 +1,17 @@
 //! A fence is a value that must be spent.
 //!
 //! An edit that removes or narrows a translation returns a [`Stale`]: which translations some hart
-//! may still use, and which frames they lead to. It is spent exactly once, by a fence or by saying
-//! why none is needed, and only then do the frames return to the allocator (OWNERSHIP). What may be mapped only after
-//! the fence, a [`crate::gstage::Publish`], comes with it: [`crate::gstage::settle`] does both in that order.
+//! may still use, and which frames they lead to. It is spent exactly once, by a fence,
+//! and only then do the frames return to the allocator (OWNERSHIP). What may be mapped only after the fence,
+//! a [`crate::gstage::Publish`], comes with it: [`crate::gstage::settle`] does both in that order.
 
 use crate::frames::{Frames, Run};
 use crate::table::{Debt, Owed};
 use alloc::vec::Vec;
-use rv::{Elide, Fence, FenceScope, Space};
+use rv::{Fence, FenceScope, Space};
 
 /// Translations that some hart may still use, and the frames that must outlive them.
-#[must_use = "an edit is not in force until its stale translations are fenced or elided"]
+#[must_use = "an edit is not in force until its stale translations are fenced"]
 #[derive(Debug)]
 pub struct Stale<S: Space> {
     scope: Option<FenceScope<S>>,
@@ -97,17 +97,6 @@ impl<S: Space> Stale<S> {
     pub fn flush(self, hw: &mut impl Fence<S>, frames: &Frames) {
         self.fence(hw).release(frames);
     }
-
-    /// Leaves the fence out, for a reason that `hw` may judge.
-    ///
-    /// # Panics
-    /// If frames are retired: they need [`Stale::flush`].
-    pub fn elide(self, hw: &mut impl Fence<S>, why: Elide) {
-        assert!(self.retired.is_empty(), "frames are retired, and nothing would free them");
-        if let Some(scope) = self.scope {
-            hw.note_elided(scope, why);
-        }
-    }
 }
 
 /// Frames that no hart can reach any more.
@@ -139,14 +128,11 @@ mod tests {
     use rv::{Addr, Gpa, Pfn};
 
     #[derive(Default)]
-    struct Recorder(Vec<FenceScope<Gpa>>, Vec<Elide>);
+    struct Recorder(Vec<FenceScope<Gpa>>);
 
     impl Fence<Gpa> for Recorder {
         fn fence(&mut self, scope: FenceScope<Gpa>) {
             self.0.push(scope);
-        }
-        fn note_elided(&mut self, _: FenceScope<Gpa>, why: Elide) {
-            self.1.push(why);
         }
     }
 
@@ -178,13 +164,6 @@ mod tests {
         let both = Stale::of(range(0, 4096)).join(Stale::none()).join(Stale::of(range(8192, 4096)));
         both.flush(&mut hw, &frames);
         Stale::none().flush(&mut hw, &frames);
-        Stale::none().elide(&mut hw, Elide::EntryWasNeverValid);
-        assert_eq!((hw.0, hw.1.len()), (alloc::vec![range(0, 3 * 4096)], 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "frames are retired")]
-    fn an_elision_cannot_lose_frames() {
-        one_retired(&mut Frames::new()).elide(&mut Recorder::default(), Elide::EntryWasNeverValid);
+        assert_eq!(hw.0, [range(0, 3 * 4096)]);
     }
 }

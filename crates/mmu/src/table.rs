@@ -178,28 +178,6 @@ pub fn write_unlinked(at: Addr<Hpa>, entry: Pte, mem: &mut impl PhysMem) {
     mem.write_u64(at, entry.0);
 }
 
-/// Writes an entry that is invalid and that nobody else writes: so it owes nothing, and needs no exchange.
-#[inline(always)]
-pub fn fill(at: Addr<Hpa>, entry: Pte, mem: &mut impl PhysMem) {
-    debug_assert!(
-        matches!(State::of(Pte(mem.read_u64(at))), State::Empty | State::Poison),
-        "SPENT: {at} is not invalid"
-    );
-    mem.write_u64(at, entry.0);
-}
-
-/// Replaces the entry at `at`. Returns the old one, and what this owes.
-pub fn exchange(at: Addr<Hpa>, new: Pte, mem: &mut impl PhysMem) -> (Pte, Debt) {
-    let old = Pte(mem.exchange_u64(at, new.0));
-    (old, Debt::of(old, new))
-}
-
-/// Replaces the entry at `at` if it is `old`. `None` if it is not: somebody else was there.
-#[inline(always)]
-pub fn compare_exchange(at: Addr<Hpa>, old: Pte, new: Pte, mem: &mut impl PhysMem) -> Option<Debt> {
-    mem.compare_exchange_u64(at, old.0, new.0).ok().map(|()| Debt::of(old, new))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

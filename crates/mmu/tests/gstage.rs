@@ -7,7 +7,7 @@ use mmu::{
 };
 use oracle::Machine;
 use rv::format::{SV39X4, SV48X4};
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, PteFlags};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, PteFlags};
 
 const VM: Owner = Owner::Vm(0);
 const RAM: u64 = 0x8_0000;
@@ -21,7 +21,6 @@ impl Fence<Gpa> for Fences {
     fn fence(&mut self, scope: FenceScope<Gpa>) {
         self.0.push(scope);
     }
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 struct Vm {

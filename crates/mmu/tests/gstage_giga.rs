@@ -6,7 +6,7 @@ use mmu::gstage::{Ready, Resolved, Sight, Span};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Stale, Superpages, Use};
 use oracle::{FenceModel, Machine};
 use rv::format::{SV39X4, SV48X4};
-use rv::{Access, Addr, Elide, Fence, FenceScope, Format, Gpa, Hpa, Level, Pfn, PhysMem};
+use rv::{Access, Addr, Fence, FenceScope, Format, Gpa, Hpa, Level, Pfn, PhysMem};
 use std::collections::BTreeMap;
 
 const VM: Owner = Owner::Vm(2);
@@ -108,9 +108,6 @@ impl Fence<Gpa> for World {
             }
             _ => self.model.fence(scope),
         }
-    }
-    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
-        self.model.note_elided(scope, why);
     }
 }
 

@@ -7,7 +7,7 @@ use mmu::{
 };
 use oracle::Machine;
 use rv::format::SV39X4;
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem};
 
 const VM: Owner = Owner::Vm(0);
 const RAM: u64 = 0x8_0000;
@@ -27,7 +27,6 @@ impl Fence<Gpa> for Fences<'_> {
         }
         self.scopes.push(scope);
     }
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 struct Vm {

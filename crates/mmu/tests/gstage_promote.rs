@@ -12,7 +12,7 @@ use oracle::{FenceModel, Machine};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use rv::format::SV39X4;
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, PteFlags};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, PteFlags};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::catch_unwind;
@@ -63,9 +63,6 @@ impl Fence<Gpa> for Harts<'_> {
             self.world.borrow_mut().model.machine.write_u64(at, word);
         }
         self.world.borrow_mut().fence(scope);
-    }
-    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
-        self.world.borrow_mut().note_elided(scope, why);
     }
 }
 

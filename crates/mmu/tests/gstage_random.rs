@@ -34,14 +34,12 @@ fn scenarios_reach_everything() {
 
 /// Each mutant, and the checks that may catch it, by their messages. That the scenarios trip none by
 /// themselves is the test above.
-const MUTANTS: [(Mutant, &[&str]); 30] = [
+const MUTANTS: [(Mutant, &[&str]); 28] = [
     (Mutant::DropsFences, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOneHart, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesOnePage, &["StalePermission", "FreedWhileReachable"]),
     (Mutant::FencesLeavesOnly, &["FreedWhileReachable"]),
     (Mutant::FreesBeforeTheFence, &["FreedWhileReachable"]),
-    (Mutant::ElidesAsNeverValid, &["WrongElide"]),
-    (Mutant::ElidesAsGrown, &["WrongElide"]),
     (Mutant::Leaks, &["pays for what it has", "pays for its tables"]),
     (Mutant::GrantsWrite, &["an image is writable"]),
     (Mutant::ForgetsUser, &["Raised { cause: 2"]),

@@ -7,7 +7,7 @@ use mmu::shadow::{Answer, Config, Host, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, ResolveError, Resolved, with_ready};
 use oracle::{Ad, Context, Machine as Memory, Table, Words};
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, Elide, FenceLog, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
+use rv::{Access, Addr, Asid, FenceLog, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
 
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
 const GVA: Addr<Gva> = Addr::new(0x123);
@@ -155,7 +155,6 @@ fn poke(space: &mut AddressSpace, frames: &Frames, mem: &mut Memory, page: u64, 
     let resolved: Result<Resolved, ResolveError> = space.resolve(RAM.add(page).base(), Access::Store, frames, mem);
     let Ok(Resolved::Mapped { hpa, stale, .. }) = resolved else { panic!("anonymous memory") };
     assert!(stale.is_none());
-    stale.elide(&mut Hardware, Elide::EntryWasNeverValid);
     mem.write_u64(hpa, value);
 }
 

@@ -11,7 +11,7 @@
 //! not happen is a [`Violation`]; the first is kept.
 
 use crate::machine::Machine;
-use rv::{Addr, Elide, Fence, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Addr, Fence, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of a hart, from 0.
@@ -34,13 +34,6 @@ pub enum Violation {
         hart: Hart,
         /// The guest page's number.
         page: u64,
-    },
-    /// A fence was left out for a reason that does not hold.
-    WrongElide {
-        /// The reason that was given.
-        why: Elide,
-        /// A hart that needed the fence.
-        hart: Hart,
     },
 }
 
@@ -291,25 +284,6 @@ impl Fence<Gpa> for FenceModel {
     fn fence(&mut self, scope: FenceScope<Gpa>) {
         for hart in 0..self.harts.len() {
             self.fence_hart(hart, scope);
-        }
-    }
-
-    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
-        let within = |page: u64| match scope {
-            FenceScope::Everything => true,
-            FenceScope::Range { start, bytes } => {
-                (start.raw() >> 12..(start.raw() + bytes).div_ceil(4096)).contains(&page)
-            }
-        };
-        let needy = self.harts.iter().position(|hart| {
-            let mut left = hart.leftovers.iter().filter(|(page, _)| within(*page));
-            match why {
-                Elide::EntryWasNeverValid => left.next().is_some(),
-                Elide::OnlyGrewPermissions => left.any(|(page, target)| !justified(self.current.get(page), *target)),
-            }
-        });
-        if let Some(hart) = needy {
-            self.blame(Violation::WrongElide { why, hart });
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Sparse RAM.
 
 use rv::{Addr, Hpa, Pfn, PhysMem};
-use std::cell::Cell;
 use std::ops::Range;
 
 const WORDS: usize = 512;
@@ -38,7 +37,6 @@ pub struct Machine {
     /// The regions of RAM, which do not overlap. There are few: random tests look for frames more than they do anything
     /// else.
     regions: Vec<Region>,
-    reads: Cell<u64>,
 }
 
 impl Machine {
@@ -101,13 +99,7 @@ impl Machine {
         &mut region.frames[place]
     }
 
-    /// The number of 8-byte reads so far: the memory references of walks.
-    #[must_use]
-    pub fn read_count(&self) -> u64 {
-        self.reads.get()
-    }
-
-    /// The 8 bytes at an 8-aligned address, or `None` if no memory is there. Not counted.
+    /// The 8 bytes at an 8-aligned address, or `None` if no memory is there.
     #[must_use]
     pub fn peek(&self, at: u64) -> Option<u64> {
         assert!(at.is_multiple_of(8), "a reference to {at:#x} is not aligned");
@@ -161,7 +153,6 @@ impl Frame {
 
 impl PhysMem for Machine {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
-        self.reads.set(self.reads.get() + 1);
         self.frame(at.pfn())[Self::word_of(at)]
     }
 

@@ -3,7 +3,7 @@
 
 use oracle::{FenceModel, Machine, Violation};
 use rv::format::SV39X4;
-use rv::{Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Addr, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 
 const ROOT: u64 = 0x100;
 const L1: u64 = 0x104;
@@ -131,35 +131,16 @@ fn good_permission_grown_without_a_fence() {
     let mut m = running();
     m.write_u64(slot(L0, 6), leaf(DATA + 1, 0x53));
     m.write_u64(slot(L0, 6), leaf(DATA + 1, RW));
-    m.note_elided(page(6), Elide::OnlyGrewPermissions);
     m.enter_guest(0);
     assert_eq!(m.verdict(), Ok(()));
-}
-
-#[test]
-fn bad_elided_as_grown_when_the_frame_changed() {
-    let mut m = running();
-    m.write_u64(slot(L0, PAGE), leaf(DATA + 1, RW));
-    m.note_elided(page(PAGE), Elide::OnlyGrewPermissions);
-    assert_eq!(m.verdict(), Err(Violation::WrongElide { why: Elide::OnlyGrewPermissions, hart: 0 }));
 }
 
 #[test]
 fn good_invalid_to_valid_without_a_fence() {
     let mut m = running();
     m.write_u64(slot(L0, 6), leaf(DATA + 1, RW));
-    m.note_elided(page(6), Elide::EntryWasNeverValid);
     m.enter_guest(0);
     assert_eq!(m.verdict(), Ok(()));
-}
-
-#[test]
-fn bad_elided_as_never_valid_when_it_was() {
-    let mut m = running();
-    m.write_u64(slot(L0, PAGE), 0);
-    m.write_u64(slot(L0, PAGE), leaf(DATA + 1, RW));
-    m.note_elided(page(PAGE), Elide::EntryWasNeverValid);
-    assert_eq!(m.verdict(), Err(Violation::WrongElide { why: Elide::EntryWasNeverValid, hart: 0 }));
 }
 
 #[test]

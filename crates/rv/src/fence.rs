@@ -39,15 +39,6 @@ impl<S: Space> FenceScope<S> {
     }
 }
 
-/// Why no fence is needed after an edit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Elide {
-    /// The entry was invalid, and whoever meets a stale "invalid" takes a fault that resolves it.
-    EntryWasNeverValid,
-    /// The new entry allows all that the old one did, of the same frame.
-    OnlyGrewPermissions,
-}
-
 /// Whatever can make the harts forget translations of one address space over inputs `S`.
 ///
 /// The hypervisor's implementation reaches every hart that may hold such a translation and
@@ -55,8 +46,6 @@ pub enum Elide {
 pub trait Fence<S: Space> {
     /// Removes the translations in `scope` from every TLB.
     fn fence(&mut self, scope: FenceScope<S>);
-    /// Is told that a fence was left out, and why. Real hardware does nothing here.
-    fn note_elided(&mut self, scope: FenceScope<S>, why: Elide);
 }
 
 #[cfg(test)]

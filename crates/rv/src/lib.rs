@@ -25,7 +25,7 @@ pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
 pub use brief::{BriefCauses, BriefExits};
 pub use context::{Context, FenceLog, FloatState, Lane, LaneRoot, LaneRoots, LaneSync, VectorCsrs};
 pub use exit::Exit;
-pub use fence::{Asid, Elide, Fence, FenceScope, Vmid};
+pub use fence::{Asid, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};
 pub use mem::PhysMem;
 pub use pte::{Caps, Entry, Leaf, Pte, PteFlags, Why};

@@ -37,26 +37,6 @@ pub trait PhysMem {
     fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
     }
-    /// Compares two frames, those eights of words that `among` has a bit for, 64 words at a time: a bit for each 64 in which some
-    /// differ. Of the other frame, those eights are all 0 that `written` has no bit for.
-    #[inline(always)]
-    fn differing_parts(&self, (one, other): (Pfn<Hpa>, Pfn<Hpa>), written: u64, among: u64) -> u8 {
-        let mut found = 0;
-        for part in 0..ENTRIES as u64 / 64 {
-            let at = 512 * part;
-            let differ = match (among >> (8 * part)) as u8 {
-                0 => continue,
-                u8::MAX if (written >> (8 * part)) as u8 == 0 => self.any_of_64(one.at(at)),
-                u8::MAX => self.any_differs_of_64(one.at(at), other.at(at)),
-                eights => (0..8).filter(|n| eights >> n & 1 == 1).any(|n| {
-                    let at = at + 64 * n;
-                    self.any_differs_of_eight(one.at(at), other.at(at))
-                }),
-            };
-            found |= u8::from(differ) << part;
-        }
-        found
-    }
     /// The bits of those of 64 words at a 512-aligned address that are not what stands in their place at another such.
     fn differing_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> u64 {
         let differs = |n: u64| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n));

@@ -16,7 +16,7 @@ use core::sync::atomic::Ordering;
 use mmu::frames::{AllocError, Frames};
 use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, Superpages};
 use mmu::shadow::Lists;
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
 
 /// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables, if it is to have some: they are
 /// still to be prepared.
@@ -220,7 +220,6 @@ struct Unseen;
 
 impl Fence<Gpa> for Unseen {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 /// RAM: images where there are segments, anonymous memory elsewhere.

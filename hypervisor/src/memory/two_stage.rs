@@ -20,7 +20,7 @@ use mmu::gstage::{
 use mmu::shadow::{Budget, GuestFence};
 use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
 
 /// Whether this machine can put such a VM behind a G-stage; a message if not.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
@@ -255,6 +255,4 @@ impl<E: Env> Fence<Gpa> for GStageFence<'_, E> {
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
         self.env.fence_instructions();
     }
-
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }

@@ -6,6 +6,7 @@
 //! Where one leaf of 2 MiB may map what is there, it does ([`super::mega`]): also where an image ends and other memory begins, and
 //! where some pages of an image are mapped by 4 KiB leaves already.
 
+use super::edit;
 use super::kept::Kept;
 use super::mega::{NoMega, Small};
 use super::ready::{Content, Ready, Supplies, Unresolved, with_ready};
@@ -342,7 +343,7 @@ impl AddressSpace {
                     return Ok(self.copy_small(gpa, region, small, supplies, mem));
                 }
                 let mut stale = Stale::none();
-                let (_, debt) = table::exchange(slot.at, Pte::INVALID, mem);
+                let (_, debt) = edit::exchange(slot.at, Pte::INVALID, mem);
                 stale.owe(debt, around(gpa, Level::MEGA));
                 return Ok(self.commit_copy(gpa, region, slot, (Level::MEGA, supplies), stale, mem));
             }
@@ -362,7 +363,7 @@ impl AddressSpace {
             self.counters.tables += 1;
         }
         let mut stale = Stale::none();
-        let (_, debt) = table::exchange(slot.at, entry, mem);
+        let (_, debt) = edit::exchange(slot.at, entry, mem);
         // Only what was copied has another translation: a 2 MiB leaf that a TLB may still hold agrees with the
         // table that replaces it about the other 511 pages. A fence by address removes a superpage that covers it.
         stale.owe(debt, around(gpa, Level::PAGE));
@@ -382,7 +383,7 @@ impl AddressSpace {
             mem.zero_frames(next, 1);
             table::write_unlinked(next.at(8 * self.format.index(gpa, level) as u64), entry, mem);
         }
-        table::fill(slot.at, top, mem);
+        edit::fill(slot.at, top, mem);
     }
 }
 

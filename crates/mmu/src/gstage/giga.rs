@@ -1,6 +1,7 @@
 //! 1 GiB by one leaf, where that is asked for: memory is given in 2 MiB whose frames follow one another, and then joined. Whatever is
 //! done to a part of it breaks it into 2 MiB first.
 
+use super::edit;
 use super::region::Object;
 use super::space::{AddressSpace, OWNED, Publish, Superpages, around, order};
 use crate::frames::{Ahead, Frames, Run, Use};
@@ -77,7 +78,7 @@ impl AddressSpace {
             table::write_unlinked(split.first().at(8 * index), mega, mem);
         }
         let mut stale = Stale::none();
-        let (_, debt) = table::exchange(at, Entry::Table(split.into_entry()).encode(), mem);
+        let (_, debt) = edit::exchange(at, Entry::Table(split.into_entry()).encode(), mem);
         stale.owe(debt, around(page.base(), Level::GIGA));
         self.counters.splits_1g += 1;
         self.counters.tables += 1;

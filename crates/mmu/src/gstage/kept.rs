@@ -17,11 +17,11 @@
 //! An idle page is how Gnomon learns whether a guest uses a page that hardware sets no A bit for: V stands in for A
 //! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
 
+use super::edit;
 use super::region::Object;
 use super::space::{Ad, AddressSpace, How, OWNED, Resolved, SwapSlot, Translation, around, arrival, filled, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
-use crate::table;
 use crate::walk::Slot;
 use core::ops::Range;
 use rv::{Access, Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
@@ -161,7 +161,7 @@ impl AddressSpace {
         self.disturb(&(page.raw()..page.raw() + 1));
         let mut stale = Stale::none();
         // Hardware may set D until then.
-        let (now, debt) = table::exchange(slot.at, Pte::INVALID, mem);
+        let (now, debt) = edit::exchange(slot.at, Pte::INVALID, mem);
         stale.owe(debt, around(page.base(), slot.level));
         if !leaf.flags.contains(OWNED) {
             return stale;
@@ -169,7 +169,7 @@ impl AddressSpace {
         // First its A is cleared. If it is still clear the next time, nobody has used it.
         let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
         let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };
-        table::fill(slot.at, next, mem);
+        edit::fill(slot.at, next, mem);
         self.counters.rested += 1;
         stale
     }
@@ -181,7 +181,7 @@ impl AddressSpace {
         if !is_idle || slot.pte.0 & SPARED_MASK == 0 {
             return false;
         }
-        table::fill(slot.at, Pte(slot.pte.0 - (1 << SPARED_SHIFT)), mem);
+        edit::fill(slot.at, Pte(slot.pte.0 - (1 << SPARED_SHIFT)), mem);
         true
     }
 
@@ -205,7 +205,7 @@ impl AddressSpace {
         let split = frames.claim_beyond(table, self.owner, Use::Table);
         let page_of = |index| Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..leaf }).encode();
         Self::write_split(&split, &leaf, mem, |index| Some(idle(page_of(index))));
-        table::fill(slot.at, Entry::Table(split.into_entry()).encode(), mem);
+        edit::fill(slot.at, Entry::Table(split.into_entry()).encode(), mem);
         self.counters.splits += 1;
         self.counters.tables += 1;
     }
@@ -229,7 +229,7 @@ impl AddressSpace {
             to.is_some() || self.begins_as_zeroes(page),
             "{page:?} is zeroes now, and an image's if it is untouched"
         );
-        table::fill(slot.at, to.map_or(Pte::INVALID, out), mem);
+        edit::fill(slot.at, to.map_or(Pte::INVALID, out), mem);
         match to {
             Some(_) => self.counters.swapped_out += 1,
             None => self.counters.zero_pages += 1,
@@ -251,7 +251,7 @@ impl AddressSpace {
             self.forgone.push(copy);
             return None;
         }
-        table::fill(slot.at, out(copy), mem);
+        edit::fill(slot.at, out(copy), mem);
         self.counters.swapped_out += 1;
         self.counters.clean += 1;
         Some(Run::from_entry(leaf.pfn, 0))
@@ -328,7 +328,7 @@ impl AddressSpace {
         let is_copied = comes != Comes::Unwritten && self.sees_writes();
         let frame = frame.into_entry();
         let leaf = if is_copied { self.clean_leaf(frame, region.prot) } else { Self::leaf(frame, region.prot, OWNED) };
-        table::fill(slot.at, if comes == Comes::Ahead { Pte(idle(leaf).0 | UNASKED) } else { leaf }, mem);
+        edit::fill(slot.at, if comes == Comes::Ahead { Pte(idle(leaf).0 | UNASKED) } else { leaf }, mem);
         if is_copied {
             self.copies.insert(page.raw(), from);
         } else if comes != Comes::Unwritten {
@@ -348,7 +348,7 @@ impl AddressSpace {
         mem: &mut impl PhysMem,
     ) -> Resolved {
         let flags = leaf.flags | PteFlags::W | PteFlags::D;
-        let (_, debt) = table::exchange(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
+        let (_, debt) = edit::exchange(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         // It allows more than before: a hart that remembers less faults, and finds that.
         let _ = debt.waive();
         self.forgo_copy(gpa.pfn());
@@ -372,7 +372,7 @@ impl AddressSpace {
             flags |= PteFlags::W | PteFlags::D;
             self.forgo_copy(gpa.pfn());
         }
-        table::fill(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
+        edit::fill(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         self.counters.revived += 1;
         filled(arrival(leaf, slot.level, gpa), How::Filled)
     }

@@ -1,12 +1,12 @@
 //! 2 MiB at once: where one leaf may map them, what they hold, and how it comes in place of 4 KiB leaves.
 
+use super::edit;
 use super::kept::Kept;
 use super::ready::{COPIED_AT_ONCE, Content, Ready, Supplies};
 use super::region::{Object, Region};
 use super::space::{AddressSpace, OWNED, Superpages, Taken};
 use crate::frames::{Frames, Run};
 use crate::stale::Stale;
-use crate::table;
 use crate::walk::Slot;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -152,7 +152,7 @@ impl AddressSpace {
     /// Takes a table away that the entry at `at` leads to, for a leaf in its place. The entry is invalid until what is stale is fenced.
     pub(super) fn unlink(at: Addr<Hpa>, table: Pfn<Hpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
         let mut stale = Stale::none();
-        let (_, debt) = table::exchange(at, Pte::INVALID, mem);
+        let (_, debt) = edit::exchange(at, Pte::INVALID, mem);
         stale.owe(debt, FenceScope::Everything);
         stale.retire(Run::from_entry(table, 0));
         stale

@@ -23,6 +23,7 @@
 //! that it may guard them by locks of its own.
 
 mod demand;
+mod edit;
 mod giga;
 mod give_back;
 mod kept;

@@ -12,11 +12,11 @@
 //! pages do stay, and nothing is copied. A page of which the swap device has a copy, and one that is idle or out, keeps its leaf; so do pages that stand where
 //! a guest's addresses want them ([`super::relocate`]).
 
+use super::edit;
 use super::mega::MOST_TAKEN;
 use super::space::{AddressSpace, OWNED, Publish, Superpages, Taken, around, settle};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
-use crate::table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -146,7 +146,7 @@ impl AddressSpace {
             }
             if pte.flags().contains(PteFlags::W) {
                 let withheld = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
-                let (_, debt) = table::exchange(at, withheld, mem);
+                let (_, debt) = edit::exchange(at, withheld, mem);
                 stale.owe(debt, around(Pfn::<Gpa>::new(page).base(), Level::PAGE));
             }
         }

@@ -1,9 +1,9 @@
 //! A page moves to another frame: only Gnomon sees it.
 
+use super::edit;
 use super::space::{AddressSpace, OWNED, Superpages, around};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
-use crate::table;
 use core::ops::Range;
 use rv::{Addr, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -62,7 +62,7 @@ impl AddressSpace {
         if !Pte(mem.read_u64(at)).flags().contains(MAY) || self.copies.contains_key(&page.raw()) {
             return None;
         }
-        let (leaf, debt) = table::exchange(at, Pte::INVALID, mem);
+        let (leaf, debt) = edit::exchange(at, Pte::INVALID, mem);
         stale.owe(debt, around(page.base(), Level::PAGE));
         stale.retire(Run::from_entry(leaf.pfn(), 0));
         Some(Leaving { at, leaf })
@@ -82,7 +82,7 @@ impl AddressSpace {
             (Level::MEGA, Entry::Leaf(leaf)) if leaf.flags.contains(OWNED) => {
                 let split = frames.alloc(self.owner, Use::Table, 0).ok()?;
                 Self::write_split(&split, &leaf, mem, |_| None);
-                let (_, debt) = table::exchange(slot.at, Entry::Table(split.first()).encode(), mem);
+                let (_, debt) = edit::exchange(slot.at, Entry::Table(split.first()).encode(), mem);
                 stale.owe(debt, around(chunk.base(), Level::MEGA));
                 self.counters.splits += 1;
                 self.counters.tables += 1;
@@ -109,6 +109,6 @@ impl AddressSpace {
         // It has both until the old frame is free.
         let frame = frames.claim_beyond(to, self.owner, Use::Guest).into_entry();
         let Leaving { at, leaf } = page;
-        table::fill(at, leaf.leading_to(frame), mem);
+        edit::fill(at, leaf.leading_to(frame), mem);
     }
 }

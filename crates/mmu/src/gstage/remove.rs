@@ -1,12 +1,12 @@
 //! Removal: pages become untouched again, or the address space ends.
 
+use super::edit;
 use super::giga;
 use super::kept::{self, Kept};
 use super::remains::Remains;
 use super::space::{AddressSpace, OWNED, SwapSlot};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
-use crate::table;
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Access, Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
@@ -125,7 +125,7 @@ impl AddressSpace {
             match entry {
                 Entry::Invalid => {
                     if removed.forget(pte, level, scope) {
-                        table::fill(at, Pte::INVALID, mem);
+                        edit::fill(at, Pte::INVALID, mem);
                     }
                 }
                 Entry::Leaf(leaf) => {
@@ -137,7 +137,7 @@ impl AddressSpace {
                         Self::write_split(&split, &leaf, mem, is_cleared);
                         Entry::Table(split.into_entry()).encode()
                     };
-                    let (_, debt) = table::exchange(at, whole_or_split, mem);
+                    let (_, debt) = edit::exchange(at, whole_or_split, mem);
                     stale.owe(debt, scope);
                     match leaf.flags.contains(OWNED) {
                         true if is_whole => giga::runs(&leaf, level).for_each(|run| stale.retire(run)),
@@ -146,7 +146,7 @@ impl AddressSpace {
                     }
                 }
                 Entry::Table(next) if is_whole && level == Level::MEGA => {
-                    let (_, debt) = table::exchange(at, Pte::INVALID, mem);
+                    let (_, debt) = edit::exchange(at, Pte::INVALID, mem);
                     stale.owe(debt, scope);
                     removed.forget_leaves((next, from), mem);
                     removed.stale.retire(Run::from_entry(next, 0));

@@ -1,5 +1,6 @@
 //! The address space: its regions, its table, and what a resolution says.
 
+use super::edit;
 use super::region::{Prot, Region, RegionError};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
@@ -221,7 +222,7 @@ impl Publish {
     /// If something is mapped there meanwhile.
     pub fn publish(mut self, mem: &mut impl PhysMem) {
         self.take_over(mem);
-        let debt = table::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
+        let debt = edit::compare_exchange(self.at, Pte::INVALID, self.leaf, mem);
         // What was there before is fenced.
         let _ = debt.expect("nothing is mapped there until it is published").paid();
     }

@@ -1,29 +1,14 @@
 //! What an engine is made with, what it is lent, and what it counts.
 
-use super::heads::Heads;
-use super::lane_memory::LaneMemory;
-use super::page::{FRAMES_EACH, MOST_PAGES};
-use super::shadowed::Shadowed;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Ready};
+use crate::shadow::lane::LaneMemory;
+use crate::shadow::pages::{FRAMES_EACH, Heads, MOST_PAGES};
+use crate::shadow::policy::Policy;
+use crate::shadow::{Shadowed, Upkeep};
 use crate::table::Debt;
 use crate::walk::AdPolicy;
 use rv::{Gpa, PAGE_BYTES, Pfn};
-
-/// How shadow tables are kept in step with the guest's. Each has a file in `upkeep`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Upkeep {
-    /// Guest tables are write-protected; each write is an exit, and mirrored at once.
-    Shadow,
-    /// The same, but a table of leaves is let go at its first write, and brought up to date at fences.
-    Unsync,
-    /// Nothing is write-protected: fences by address invalidate, the next access fills; wide fences bring
-    /// tables up to date at once.
-    Lazy,
-    /// As `Lazy`, but the guest's page faults are its own, and do not come to Gnomon: so an entry is invalid only where the
-    /// guest's faults. All others are filled at once, or poisoned. Fences by address bring an entry up to date.
-    Steered,
-}
 
 /// What an engine is made with.
 #[derive(Clone, Copy, Debug)]
@@ -49,10 +34,7 @@ impl Config {
     pub const MOST_PAGES: u32 = MOST_PAGES as u32;
 
     const fn frames_each(upkeep: Upkeep) -> u64 {
-        match upkeep {
-            Upkeep::Steered => FRAMES_EACH + 1,
-            Upkeep::Shadow | Upkeep::Unsync | Upkeep::Lazy => FRAMES_EACH,
-        }
+        if Policy::of(upkeep).has_gate { FRAMES_EACH + 1 } else { FRAMES_EACH }
     }
 
     /// Bytes of memory for each shadow page.
@@ -70,10 +52,7 @@ impl Config {
     /// Frames that an engine of `pages` shadow pages may take for a VM with RAM from `first` on.
     #[must_use]
     pub const fn frames(upkeep: Upkeep, pages: u32, (first, ram_pages): (Pfn<Gpa>, u64)) -> u64 {
-        let lane = match upkeep {
-            Upkeep::Steered => LaneMemory::frames(first.add(ram_pages)),
-            Upkeep::Shadow | Upkeep::Unsync | Upkeep::Lazy => 0,
-        };
+        let lane = if Policy::of(upkeep).has_gate { LaneMemory::frames(first.add(ram_pages)) } else { 0 };
         pages as u64 * Self::frames_each(upkeep) + Heads::frames_for(ram_pages) + lane
     }
 }
@@ -155,13 +134,13 @@ impl Budget {
         self.0.div_ceil(steps)
     }
 
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     #[must_use]
     pub const fn is_spent(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether a new page can be filled with what is left.
+    /// Returns whether a new page can be filled with what is left.
     pub(super) const fn affords_page(self) -> bool {
         self.0 >= Self::INSERT_ALL
     }

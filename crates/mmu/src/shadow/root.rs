@@ -1,7 +1,7 @@
 //! What a guest's `satp` (or `hgatp`) says, and the root that a vCPU has for it.
 
-use super::page::Id;
-use super::shadowed::Shadowed;
+use crate::shadow::Shadowed;
+use crate::shadow::pages::Id;
 use core::marker::PhantomData;
 use rv::{Asid, Format, Gpa, Gva, Hpa, Pfn};
 

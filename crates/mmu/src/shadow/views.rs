@@ -10,9 +10,8 @@
 //! Views are in a table of pairs, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
 //! [lane](../../../../docs/lane.md) loads the root by. A root that it may load is *held*: no page of it is recycled meanwhile.
 
-use super::root::{Paging, Root};
-use super::shadowed::Shadowed;
 use crate::ids::IdSlot;
+use crate::shadow::{Paging, Root, Shadowed};
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::csr::atp::Satp;
@@ -178,7 +177,7 @@ impl<S: Shadowed> Views<S> {
         }
     }
 
-    /// Whether the vCPU knows the root that its `satp` leads to, and no fence has passed over it since the vCPU left it.
+    /// Returns whether the vCPU knows the root that its `satp` leads to, and no fence has passed over it since the vCPU left it.
     #[inline(always)]
     #[must_use]
     pub fn is_up_to_date(&self, paging: Paging, asid: Asid, log: &FenceLog<S>) -> bool {
@@ -244,7 +243,7 @@ impl<S: Shadowed> Views<S> {
         self.view(at).is_held
     }
 
-    /// Whether the present root is held.
+    /// Returns whether the present root is held.
     #[inline(always)]
     pub(super) fn holds_present(&self) -> bool {
         self.present().is_some_and(|view| view.is_held)
@@ -321,7 +320,7 @@ impl<S: Shadowed> Views<S> {
         &mut self.lane
     }
 
-    /// Whether the lane may load a root where the guest writes that.
+    /// Returns whether the lane may load a root where the guest writes that.
     #[must_use]
     pub fn lane_loads(&self, key: u64) -> bool {
         let satp = Satp::decode(key);

@@ -5,7 +5,7 @@ pub mod steered;
 use mmu::shadow::{Config, Host, Lists, Paging, Root, Shadow, Views};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Superpages, with_ready};
 use rv::format::SV39X4;
-use rv::{Asid, Elide, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Asid, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
 
 pub const VM: Owner = Owner::Vm(0);
 pub const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);
@@ -23,7 +23,6 @@ pub struct Hardware;
 
 impl Fence<Gpa> for Hardware {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 /// Guest memory in pieces of 4 KiB: these regions, one after another.

@@ -2,7 +2,7 @@
 //! no mutant can trip checks nothing.
 
 use oracle::{FenceModel, Machine};
-use rv::{Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Addr, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 
 /// What is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,10 +19,6 @@ pub enum Mutant {
     FencesLeavesOnly,
     /// Frames are freed, then the fence happens.
     FreesBeforeTheFence,
-    /// Fences by address are elided: "was never valid".
-    ElidesAsNeverValid,
-    /// Fences by address are elided: "permissions only grew".
-    ElidesAsGrown,
     /// Retired frames are never given back.
     Leaks,
     /// Image leaves are writable.
@@ -217,17 +213,7 @@ impl Fence<Gpa> for World {
             (Mutant::FencesLeavesOnly, FenceScope::Everything) => {
                 self.model.fence(FenceScope::Range { start: Addr::new(0), bytes: 1 << 59 });
             }
-            (Mutant::ElidesAsNeverValid, FenceScope::Range { .. }) => {
-                self.model.note_elided(scope, Elide::EntryWasNeverValid)
-            }
-            (Mutant::ElidesAsGrown, FenceScope::Range { .. }) => {
-                self.model.note_elided(scope, Elide::OnlyGrewPermissions)
-            }
             _ => self.model.fence(scope),
         }
-    }
-
-    fn note_elided(&mut self, scope: FenceScope<Gpa>, why: Elide) {
-        self.model.note_elided(scope, why);
     }
 }

@@ -412,5 +412,4 @@ impl<S: Subject> Fence<Gpa> for AllHarts<'_, S> {
             hardware.harts.iter_mut().for_each(Hart::forget_all);
         }
     }
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: rv::Elide) {}
 }

@@ -35,9 +35,7 @@ use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::is_cache_block_management;
-use rv::{
-    Access, Addr, Elide, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap,
-};
+use rv::{Access, Addr, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap};
 use store::Store;
 
 /// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
@@ -286,8 +284,6 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
         // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
         self.env.fence_instructions();
     }
-
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 /// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.

@@ -1,0 +1,70 @@
+//! Faults of guests, and the host's own accesses.
+
+use crate::gstage::{AddressSpace, Unresolved};
+use crate::shadow::{Answer, Host, Root, Shadow, Shadowed};
+use rv::{Access, Addr, Fence, Gpa, Hpa, PhysMem, Request};
+
+impl<S: Shadowed> Shadow<S> {
+    /// Answers a page fault at `gva` that a guest took on `root`.
+    ///
+    /// # Errors
+    /// If there is no frame for guest memory or for shadow pages: the guest can try again later. Or if 2 MiB are to be made
+    /// ready first.
+    pub fn fault<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, Unresolved> {
+        match self.fault_in_known_tables(root, gva, request, host.space, host.mem) {
+            Some(answer) => Ok(answer),
+            None => self.fault_from_root(root, gva, request, host),
+        }
+    }
+
+    /// The first half of [`Shadow::fault`]: answers most faults, those whose tables are all shadowed and whose memory is there.
+    /// `None`: it is none of them, or the guest may be to blame, as [`Shadow::fault_from_root`] finds out.
+    ///
+    /// It takes no frames, and owes no fence.
+    #[inline(always)]
+    pub fn fault_in_known_tables(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        request: &Request,
+        space: &AddressSpace,
+        mem: &mut impl PhysMem,
+    ) -> Option<Answer> {
+        self.filler.fault_in_known_tables(root, gva, request, space, mem)
+    }
+
+    /// The second half of [`Shadow::fault`]: any other fault.
+    ///
+    /// # Errors
+    /// As for [`Shadow::fault`].
+    pub fn fault_from_root<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        root: &Root<S>,
+        gva: Addr<S>,
+        request: &Request,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, Unresolved> {
+        let answer = self.filler.walk_and_fill(root, gva, request, host);
+        self.cache().conclude(host);
+        answer
+    }
+
+    /// Makes guest memory ready for an access of Gnomon's own, and returns where it is; `None` if it is a device's.
+    ///
+    /// # Errors
+    /// As for [`crate::AddressSpace::resolve_with`]; or that the budget is spent, and more is done the next time.
+    pub fn resolve<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        gpa: Addr<Gpa>,
+        access: Access,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Option<Addr<Hpa>>, Unresolved> {
+        self.filler.resolve(gpa, access, host)
+    }
+}

@@ -1,0 +1,109 @@
+//! What the lane needs to bring an entry of a steered shadow in step with the guest's by itself (`docs/lane.md`), and how the engine
+//! learns of it.
+//!
+//! ```text
+//!  a shadow page: four frames in a row           the lane's memory, of a VM
+//!  ┌─────────────────────────────────┐           ┌──────────────────────────────────────┐
+//!  │ parked · at rest? · table · id  │ header    │ gate: where the next line of the log │
+//!  ├─────────────────────────────────┤           │       goes, or 0: closed; the epoch  │
+//!  │ entries                         │ table     │ log: (entry, guest's entry) each     │
+//!  ├─────────────────────────────────┤           ├──────────────────────────────────────┤
+//!  │ what they were made from        │ mirror    │ a word for each 2 MiB of GPA: what   │
+//!  ├─────────────────────────────────┤           │ makes an HPA of it                   │
+//!  │ lists                           │ links     └──────────────────────────────────────┘
+//!  └─────────────────────────────────┘
+//! ```
+//!
+//! Which of the four the header is, and with it the table behind it, changes from page to page: so that tables do not share sets of caches.
+//!
+//! The gate is a lock: whoever takes it leaves 0 there. The lane never waits for it, but goes the full path; the engine
+//! does wait ([`Shadow::alone`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
+//! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
+
+use crate::shadow::lane::{ID_AT, LOG_AT, LaneMemory};
+use crate::shadow::pages::{Id, Page};
+use crate::sync::spin_loop;
+use rv::{Addr, FenceScope, Gpa, Hpa, LaneSync, Level, Pfn, PhysMem};
+
+/// The lane's side of the tables.
+pub struct Gate {
+    /// The lane's memory, where it brings entries in step.
+    pub memory: Option<LaneMemory>,
+    /// The lane is kept out.
+    pub is_closed: bool,
+    /// Every shadow page has its number in its header.
+    pub all_have_headers: bool,
+}
+
+impl Gate {
+    /// The gate of an engine without a lane's memory.
+    pub const fn new() -> Self {
+        Self { memory: None, is_closed: false, all_have_headers: false }
+    }
+
+    /// Returns whether an entry of level 0 may be changed now.
+    pub const fn is_alone(&self) -> bool {
+        self.memory.is_none() || self.is_closed
+    }
+
+    /// Closes the gate, and waits for the lane of other harts to leave it. Returns the gate's address and the end of the log, if
+    /// the lane has written lines.
+    #[inline(always)]
+    pub fn close(&mut self, mem: &mut impl PhysMem) -> Option<(Addr<Hpa>, u64)> {
+        let gate = self.memory.as_ref()?.gate();
+        debug_assert!(!self.is_closed);
+        let mut next = mem.exchange_u64(gate, 0);
+        while next == 0 {
+            spin_loop();
+            next = mem.exchange_u64(gate, 0);
+        }
+        self.is_closed = true;
+        (next != gate.raw() + LOG_AT).then_some((gate, next))
+    }
+
+    /// Opens the gate, with an empty log.
+    #[inline(always)]
+    pub fn open(&mut self, mem: &mut impl PhysMem) {
+        let Some(lane) = &self.memory else { return };
+        self.is_closed = false;
+        mem.write_u64(lane.gate(), lane.gate().raw() + LOG_AT);
+    }
+
+    /// The header of a page of level 0 that is about to be linked. Says whether it has one: the lane stays out of others.
+    pub fn write_header(&self, page: &Page, mem: &mut impl PhysMem) -> bool {
+        let (Some(_), Some(header), Some(guest)) = (&self.memory, &page.body.header, page.guest) else { return false };
+        let end = header.first().add(1).base().raw();
+        mem.write_u64(Addr::new(end.wrapping_add_signed(LaneSync::GUEST_AT)), guest.base().raw());
+        true
+    }
+
+    /// A new page's number, where whoever comes by its table finds it.
+    pub fn write_id(page: &Page, id: Id, mem: &mut impl PhysMem) {
+        if page.body.header.is_some() {
+            mem.write_own(Addr::new(page.table().base().raw() - ID_AT), id.into());
+        }
+    }
+
+    /// Tells the lane the epoch: all pages that lead to tables are taken for restless from now on.
+    pub fn tell_epoch(&self, epoch: u64, mem: &mut impl PhysMem) {
+        if let Some(lane) = &self.memory {
+            mem.write_u64(lane.gate().wrapping_add(LaneSync::EPOCH_AT), epoch);
+        }
+    }
+
+    /// The G-stage has changed there: the lane is not to go by what it was.
+    pub fn unteach(&self, scope: FenceScope<Gpa>, mem: &mut impl PhysMem) {
+        let Some(lane) = &self.memory else { return };
+        match scope {
+            FenceScope::Everything => mem.zero_frames(lane.words(), lane.run.pages() - 1),
+            FenceScope::Range { start, bytes } => {
+                let last = start.wrapping_add(bytes.max(1) - 1).pfn().raw() / Level::MEGA.pages();
+                for chunk in start.pfn().raw() / Level::MEGA.pages()..=last {
+                    if let Some(at) = lane.word(Pfn::new(chunk * Level::MEGA.pages())) {
+                        mem.write_u64(at, 0);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! How shadow tables follow the guest's.
+
+mod candidates;
+mod digest;
+mod fences;
+mod quiet;
+mod rate;
+mod steer;
+mod syncer;
+mod tree;
+
+pub use candidates::{Candidates, MOST};
+pub use digest::{Digest, Digests};
+pub use rate::{KeptOut, Rate};
+pub use syncer::Syncer;
