@@ -112,6 +112,7 @@ impl Gnomon {
         }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
+        counters.insert("memory.waits", vm.memory.waits());
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }
 }

@@ -4,6 +4,7 @@ pub mod breaks;
 pub mod chores;
 pub mod events;
 pub mod fetch;
+pub mod guarded;
 pub mod outcome;
 pub mod savings;
 pub mod sbi_error;
@@ -19,6 +20,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::breaks::Breaks;
 use crate::vm::events::Events;
+use crate::vm::guarded::Guarded;
 use crate::vm::savings::Savings;
 use crate::vm::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
@@ -132,7 +134,7 @@ pub struct Vm {
     /// How its memory is virtualized.
     pub translation: Translation,
     /// Its memory; `None` before the start and after the end.
-    pub memory: Mutex<Option<Memory>>,
+    pub memory: Guarded<Option<Memory>>,
     /// What its memory's engines did in the lives before the present one. Apart, so that one load reaches all that exits look at.
     pub past: Box<Mutex<Past>>,
     /// The devices.
@@ -247,7 +249,7 @@ impl Vm {
         Self {
             handle,
             translation: offer.mode(&config).into(),
-            memory: Mutex::new(None),
+            memory: Guarded::new(None),
             past: Box::default(),
             places: devices.iter().map(Device::place).collect(),
             devices: Mutex::new(devices),
