@@ -106,7 +106,8 @@ fn report(rows: &[Row], versions: &str) -> Report {
             };
             table.row(std::iter::once(vcpus_of(vcpus)).chain(group.iter().map(waits)));
         }
-        blocks.push(Block::Table(format!("{}: waits for the lock of the VM's memory, in all", group[0].group()), table));
+        blocks
+            .push(Block::Table(format!("{}: waits for the lock of the VM's memory, in all", group[0].group()), table));
     }
     for (kind, name) in KINDS {
         let line = |subject: &Subject| {
@@ -153,7 +154,8 @@ mod tests {
         };
         let subjects = Choice { words: vec!["firmware/two-stage".into()], ..Choice::default() };
         let [subject] = subjects.subjects("faults", Extra::None, |_| true).expect("one")[..] else { panic!("one") };
-        let rows = [(1, 12_870, 0), (4, 46_580, 77)].map(|(vcpus, ticks, waits)| (subject, vcpus, Ok(run(ticks, waits))));
+        let rows =
+            [(1, 12_870, 0), (4, 46_580, 77)].map(|(vcpus, ticks, waits)| (subject, vcpus, Ok(run(ticks, waits))));
         let report = report(&rows, "v");
         let text = report.to_string();
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
