@@ -300,7 +300,7 @@ fn what_cannot_be_benchmarked() {
 #[test]
 fn experiments_are_listed() {
     let assert = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("bench").assert().success();
-    ["lane", "fig5", "fig7", "gups", "build", "switching", "processes", "boot"]
+    ["lane", "faults", "fig5", "fig7", "gups", "build", "switching", "processes", "boot"]
         .into_iter()
         .fold(assert, |assert, name| assert.stdout(predicate::str::contains(format!("\n{name}"))));
 }

@@ -7,6 +7,7 @@
 pub mod baseline;
 pub mod boot;
 pub mod counts;
+pub mod faults;
 pub mod fig5;
 pub mod fig6;
 pub mod files;

@@ -6,7 +6,7 @@ use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
-use crate::bench::{boot, fig5, fig6, files, lane, overcommit, page, papers};
+use crate::bench::{boot, faults, fig5, fig6, files, lane, overcommit, page, papers};
 use crate::host::place::{IoError, check_writable, write_whole};
 use crate::subject::workload::Scale;
 use crate::vm::mode;
@@ -72,6 +72,8 @@ enum Name {
     All,
     /// Instructions from a trap to the return
     Lane,
+    /// Faults and fences of all vCPUs of a VM at once
+    Faults,
     /// Exits by the share of operations that change page tables (figure 5 of the lazy-shadowing paper)
     Fig5,
     /// Exits of a kernel that samples A and D bits (figure 6 of that paper)
@@ -100,6 +102,7 @@ impl Name {
     fn measure(self, lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
         match self {
             Self::Lane => lane::measure(lab, choice),
+            Self::Faults => faults::measure(lab, choice),
             Self::Fig5 => fig5::measure(lab, choice),
             Self::Fig6 => fig6::measure(lab, choice),
             Self::Fig7 => papers::fig7(lab, choice, scale),

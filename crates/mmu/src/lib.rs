@@ -21,6 +21,7 @@ pub mod globals;
 pub mod gstage;
 pub mod ids;
 pub mod shadow;
+pub mod sharers;
 pub mod stale;
 pub mod sync;
 pub mod table;

@@ -325,7 +325,7 @@ impl Rig {
             let found = self.space.resident(Pfn::<Gpa>::new(page).base(), &self.world);
             assert_eq!(found.map(|there| there.hpa.pfn().raw()), self.there.get(&page).copied(), "where {page:#x} is");
         }
-        let counters = *self.space.counters();
+        let counters = self.space.counters();
         (0..2).for_each(|hart| self.world.model.detach(hart));
         let mut remains = self.space.destroy(&mut self.world);
         let mut portions = 0;

@@ -2,12 +2,20 @@
 //! who goes on. It tries orders of events, not weaker orders of memory: a frame is one bit, and whoever has changed it has it.
 //! That a frame has one owner is checked by the ledger, which panics otherwise.
 //!
-//! `MODEL_ROUNDS` says how many orders are tried of each (2000 if missing), and `MODEL_SEED` which (those of 1 if missing).
+//! `MODEL_ROUNDS` says how many orders are tried of each (2000 or 400 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
-use mmu::frames::{Frames, MEGA_ORDER, Owner, PoolSabotage, Use};
-use rv::{Addr, Hpa, Pfn, PhysMem};
+use mmu::frames::{Frames, MEGA_ORDER, Owner, PoolSabotage, Run, Use};
+use mmu::gstage::{Filled, Filler};
+use mmu::sharers::{Sharers, SharersSabotage};
+use mmu::sync::atomic::{AtomicU64, Ordering};
+use mmu::{Ad, AddressSpace, Images, Object, Policy, Prot, Ready, Region, Residence, Superpages};
+use oracle::Machine;
+use rv::format::SV39X4;
+use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
+use std::panic::catch_unwind;
+use std::sync::{Arc, Mutex};
 
 /// Frames of 2 MiB.
 const BLOCK: u64 = 512;
@@ -56,10 +64,15 @@ impl Model {
 
 /// Tries orders of what its harts do.
 fn explore(run: impl Fn() + Copy + Send + Sync + 'static) {
+    explore_some(2000, run);
+}
+
+/// Tries so many, if nothing else is asked for.
+fn explore_some(rounds: u64, run: impl Fn() + Copy + Send + Sync + 'static) {
     let number = |name, otherwise| {
         std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
     };
-    let (rounds, seed) = (number("MODEL_ROUNDS", 2000) as usize, number("MODEL_SEED", 1));
+    let (rounds, seed) = (number("MODEL_ROUNDS", rounds) as usize, number("MODEL_SEED", 1));
     let schedulers: [Box<dyn Scheduler + Send>; 2] = [
         Box::new(RandomScheduler::new_from_seed(seed, rounds)),
         Box::new(PctScheduler::new_from_seed(seed, 5, rounds)),
@@ -166,4 +179,160 @@ fn what_is_being_cleared_is_had_before_memory_is_out() {
 #[should_panic(expected = "it is nobody's")]
 fn a_run_that_is_put_back_unsaid_is_missed() {
     zeroes_beside_a_taker(PoolSabotage::PutsBackUnsaid);
+}
+
+/// RAM that harts share. At each access the scheduler may switch harts.
+#[derive(Clone)]
+struct SharedMem(Arc<(AtomicU64, Mutex<Machine>)>);
+
+impl SharedMem {
+    fn peek(&self, at: Addr<Hpa>) -> u64 {
+        self.0.1.lock().unwrap().read_u64(at)
+    }
+
+    fn with<R>(&self, access: impl FnOnce(&mut Machine) -> R) -> R {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+        access(&mut self.0.1.lock().unwrap())
+    }
+}
+
+impl PhysMem for SharedMem {
+    fn read_u64(&self, at: Addr<Hpa>) -> u64 {
+        self.with(|mem| mem.read_u64(at))
+    }
+    fn write_u64(&mut self, at: Addr<Hpa>, value: u64) {
+        self.with(|mem| mem.write_u64(at, value));
+    }
+    fn exchange_u64(&mut self, at: Addr<Hpa>, value: u64) -> u64 {
+        self.with(|mem| mem.exchange_u64(at, value))
+    }
+    fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64> {
+        self.with(|mem| mem.compare_exchange_u64(at, old, new))
+    }
+    fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64) {
+        self.with(|mem| mem.zero_frames(first, pages));
+    }
+    fn copy_frames(&mut self, from: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64) {
+        self.with(|mem| mem.copy_frames(from, to, pages));
+    }
+    fn read_bytes(&self, at: Addr<Hpa>, into: &mut [u8]) {
+        self.with(|mem| mem.read_bytes(at, into));
+    }
+    fn write_bytes(&mut self, at: Addr<Hpa>, from: &[u8]) {
+        self.with(|mem| mem.write_bytes(at, from));
+    }
+}
+
+/// No TLB.
+struct NoTlb;
+
+impl Fence<Gpa> for NoTlb {
+    fn fence(&mut self, _: FenceScope<Gpa>) {}
+    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
+}
+
+/// A VM whose vCPUs fill its table with a share of the lock, while another hart removes tables.
+struct FilledVm {
+    lock: shuttle::sync::Mutex<Option<AddressSpace>>,
+    sharers: Sharers,
+    filler: Arc<Filler>,
+    mem: SharedMem,
+}
+
+const VM: Owner = Owner::Vm(0);
+const RAM: u64 = 0x8_0000;
+
+impl FilledVm {
+    fn new(frames: &Frames, mut mem: SharedMem, sabotage: SharersSabotage) -> Self {
+        let policy = Policy {
+            superpages: Superpages::Never,
+            images: Images::Shared,
+            residence: Residence::Wired,
+            ad: Ad::AsNeeded,
+        };
+        let mut space = AddressSpace::new(&SV39X4, VM, policy, frames, &mut mem).unwrap();
+        let ram = Region { start: Pfn::new(0), pages: 1024, prot: Prot::RWX, object: Object::Anonymous };
+        space.add_region(ram).unwrap();
+        let (filler, sharers) = (space.filler(), Sharers::new(2));
+        sharers.sabotage(sabotage);
+        Self { lock: shuttle::sync::Mutex::new(Some(space)), sharers, filler, mem }
+    }
+
+    /// Touches a page, with a share of the lock or with all of it.
+    fn touch(&self, hart: usize, page: u64, frames: &Frames) {
+        let (gpa, mut mem, mut ready) = (Pfn::<Gpa>::new(page).base(), self.mem.clone(), Ready::Nothing);
+        if let Some(_share) = self.sharers.share(hart) {
+            match self.filler.fill(gpa, Access::Store, &mut ready, frames, &mut mem) {
+                Ok(Filled::Mapped { .. }) => return,
+                other => panic!("{other:?} of anonymous memory"),
+            }
+        }
+        self.alone(|space| {
+            let _ = space.resolve(gpa, Access::Store, frames, &mut mem).unwrap();
+        });
+    }
+
+    fn alone<R>(&self, act: impl FnOnce(&mut AddressSpace) -> R) -> R {
+        let mut space = self.lock.lock().unwrap();
+        self.sharers.exclude();
+        let result = act(space.as_mut().unwrap());
+        self.sharers.readmit();
+        result
+    }
+
+    /// Unmaps the first 2 MiB with their table. Returns frames that another owner has then allocated and cleared.
+    fn unmap(&self, frames: &Frames) -> Vec<Run> {
+        let mut mem = self.mem.clone();
+        self.alone(|space| space.unmap(Pfn::new(0), 512, frames, &mut mem).unwrap().flush(&mut NoTlb, frames));
+        let taken: Vec<Run> = (0..4).map(|_| frames.alloc(Owner::Host, Use::Other, 0).unwrap()).collect();
+        taken.iter().for_each(|run| mem.zero_frames(run.first(), 1));
+        taken
+    }
+}
+
+/// Two harts touch pages of the same 2 MiB and of others, while a third one unmaps the first 2 MiB twice.
+fn fills_beside_removals(sabotage: SharersSabotage) {
+    explore_some(400, move || {
+        const FRAMES: u64 = 64;
+        let mut frames = Frames::new();
+        frames.add(Pfn::new(RAM), FRAMES);
+        let mut harts = frames.share(3);
+        let mem = Machine::with_ram(Pfn::new(RAM), FRAMES);
+        let mem = SharedMem(Arc::new((AtomicU64::new(0), Mutex::new(mem))));
+        let vm = Arc::new(FilledVm::new(&harts[0], mem.clone(), sabotage));
+        let remover = harts.pop().unwrap();
+        let touchers: Vec<_> = (harts.into_iter().enumerate())
+            .map(|(hart, frames)| {
+                let vm = Arc::clone(&vm);
+                thread::spawn(move || {
+                    [0, 512 + hart as u64, 1].iter().for_each(|page| vm.touch(hart, *page, &frames));
+                })
+            })
+            .collect();
+        let taken: Vec<Run> = (0..2).flat_map(|_| vm.unmap(&remover)).collect();
+        touchers.into_iter().for_each(|thread| thread.join().unwrap());
+        let is_clear = |run: &Run| (0..512).all(|word| mem.peek(run.first().at(8 * word)) == 0);
+        assert!(taken.iter().all(is_clear), "a frame of another owner was written");
+        taken.into_iter().for_each(|run| remover.free(run));
+        let space = vm.lock.lock().unwrap().take().unwrap();
+        let count = space.counters();
+        assert!(count.anonymous_4k >= 2 && count.tables >= 2, "{count:?}");
+        let mut remains = space.destroy(&mut NoTlb);
+        while remains.release(1000, &remover, &mem, |_| ()) {}
+        assert_eq!(remover.free_count(), FRAMES, "all frames are back");
+    });
+}
+
+#[test]
+fn a_table_is_freed_only_when_no_hart_fills_it() {
+    fills_beside_removals(SharersSabotage::Sound);
+}
+
+#[test]
+fn faults_in_the_protocol_are_found() {
+    for sabotage in
+        [SharersSabotage::LooksBeforeItShares, SharersSabotage::SharesWhenExcluded, SharersSabotage::DoesNotWait]
+    {
+        assert!(catch_unwind(|| fills_beside_removals(sabotage)).is_err(), "{sabotage:?} goes unfound");
+    }
 }

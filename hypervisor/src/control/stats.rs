@@ -101,7 +101,7 @@ impl Gnomon {
         let mut counters: BTreeMap<&str, u64> = sums.into_iter().collect();
         let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
-            space += *memory.space.counters();
+            space += memory.space.counters();
         }
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
@@ -112,6 +112,9 @@ impl Gnomon {
         }
         let usage = self.frames().usage(vm.owner());
         counters.extend([("frames.guest", usage.guest), ("frames.table", usage.table)]);
+        if vm.vcpus.len() > 1 {
+            counters.insert("memory.waits", vm.memory.waits());
+        }
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }
 }

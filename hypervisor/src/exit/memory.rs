@@ -8,7 +8,6 @@ use crate::vm::Unreachable;
 use crate::vm::outcome::{Faulted, Known, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use alloc::format;
-use alloc::sync::Arc;
 use rv::{Access, Addr, Exception, Gpa};
 
 /// The guest touched a guest physical page that the G-stage does not allow (yet). Or it is no page of the guest's: a steered guest
@@ -37,8 +36,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
     if !is_implicit && !run.vm.in_ram(gpa.raw(), 1) {
         return outside_ram(g, run, access, gpa, env);
     }
-    let vm = Arc::clone(&run.vm);
-    match vm.reach(g, (gpa, needed), &mut run.ready, env) {
+    match run.vm.translation.touch(g, run, (gpa, needed), env) {
         Ok(_) => {
             run.shared.counters.faults_memory.bump();
             Outcome::Resume

@@ -7,7 +7,7 @@
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
 //! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
-//! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`host_wrote`](Translation::host_wrote) |
+//! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`touch`](Translation::touch), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
 //! | the guest gives memory back | [`give_back`](Translation::give_back) |
 
@@ -29,6 +29,7 @@ use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use core::ops::Range;
 use mmu::frames::{Frames, Owner, Run};
 use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
@@ -199,6 +200,7 @@ impl Translation {
 
     /// The vCPU is about to be parked: nothing of its life remains.
     pub fn forget(self, run: &mut VcpuRun) {
+        run.filler = None;
         match self {
             TwoStage => {}
             Shadow(_) => {
@@ -418,6 +420,26 @@ impl Translation {
                 reached => return reached,
             }
         }
+    }
+
+    /// Resolves a G-stage fault of the loaded vCPU.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`].
+    pub fn touch<E: Env>(
+        self,
+        g: &Gnomon,
+        run: &mut VcpuRun,
+        what: (Addr<Gpa>, Access),
+        env: &mut E,
+    ) -> Result<Addr<Hpa>, Unreachable> {
+        if run.tables == Tables::TwoStage
+            && let Some(touched) = two_stage::touch(g, run, what, env)
+        {
+            return touched;
+        }
+        let vm = Arc::clone(&run.vm);
+        self.reach(g, &vm, what, &mut run.ready, env)
     }
 
     /// A part of a sweep through the VM's memory, from a page on up to another. Says whether pages can go on to go.

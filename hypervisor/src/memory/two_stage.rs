@@ -15,7 +15,8 @@ use alloc::string::String;
 use core::ops::Range;
 use mmu::frames::{Frames, Run};
 use mmu::gstage::{
-    AddressSpace, Comes, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions, settle,
+    AddressSpace, Comes, Filled, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions,
+    settle,
 };
 use mmu::shadow::{Budget, GuestFence};
 use mmu::stale::Stale;
@@ -50,7 +51,7 @@ pub(crate) fn images(config: &VmConfig) -> Images {
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
 pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
-    vm.past.lock().space += *memory.space.counters();
+    vm.past.lock().space += memory.space.counters();
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.
     Remains::of_space(memory.space.destroy(&mut GStageFence { g, vm, env }))
@@ -58,9 +59,12 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E
 
 /// Puts a vCPU on this hart.
 pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
-    let table = run.vm.memory.lock().as_ref().map(|memory| memory.space.root());
+    if run.filler.is_none() {
+        run.filler = run.vm.memory.lock().as_mut().map(|memory| memory.space.filler());
+    }
     // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
-    let Some(table) = table else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };
+    let Some(filler) = &run.filler else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };
+    let table = filler.root();
     env.load_two_stage(run, table);
 }
 
@@ -84,10 +88,61 @@ pub(crate) fn reach<E: Env>(
     let done =
         in_portions(frames, &mut env.mem(), ready, |ready, mem| try_reach(g, vm, what, (frames, ready), mem, env));
     let done = done?;
-    if g.pager.is_on() {
-        g.pager.look(frames, env);
-    }
+    look(g, env);
     done.ok_or(Unreachable::Later)
+}
+
+/// Resolves a G-stage fault of the loaded vCPU with a share of the lock, so that vCPUs of one VM fault at once. Returns `None` if the fault takes the
+/// whole lock, because it is held, or because more is to be done than to fill an invalid entry.
+pub(crate) fn touch<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (gpa, access): (Addr<Gpa>, Access),
+    env: &mut E,
+) -> Option<Result<Addr<Hpa>, Unreachable>> {
+    let VcpuRun { shared, vm, filler: Some(filler), ready, .. } = run else { return None };
+    let frames = &g.harts[env.hart()].frames;
+    let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
+        let Some(shared) = vm.memory.share(shared.id) else { return Ok(Filled::Elsewhere) };
+        let filled = filler.fill(gpa, access, ready, frames, mem);
+        drop(shared);
+        filled.map_err(|why| g.unresolved(why, env))
+    });
+    match done {
+        Ok(Some(Filled::Elsewhere)) => return None,
+        Ok(Some(Filled::Mapped { hpa, how })) => {
+            forget_older(g, vm, (gpa, access), how, env);
+            look(g, env);
+            Some(Ok(hpa))
+        }
+        Ok(None) => {
+            look(g, env);
+            Some(Err(Unreachable::Later))
+        }
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// Starts to reclaim memory if too little is free.
+fn look<E: Env>(g: &Gnomon, env: &mut E) {
+    if g.pager.is_on() {
+        g.pager.look(&g.harts[env.hart()].frames, env);
+    }
+}
+
+/// Does the fences that a resolved fault owes on this hart.
+fn forget_older<E: Env>(g: &Gnomon, vm: &Vm, (gpa, access): (Addr<Gpa>, Access), how: How, env: &mut E) {
+    if how == How::Spurious {
+        // The entry is right and this hart faulted all the same: another hart was
+        // faster, or this TLB remembers the older entry. Forget it, here only.
+        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
+        g.harts[env.hart()].counters.fences.bump();
+        env.fence_g_stage(vm.slot(), page);
+    }
+    if how == How::Copied || access == Access::Fetch {
+        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
+        env.fence_instructions();
+    }
 }
 
 /// A part of a sweep through the VM's memory.
@@ -211,17 +266,7 @@ fn try_reach<E: Env>(
     let Resolved::Mapped { hpa, how, stale, publish } = resolved else {
         return Err(Unresolved::For(Unreachable::Hole));
     };
-    if how == How::Spurious {
-        // The entry is right and this hart faulted all the same: another hart was
-        // faster, or this TLB remembers the older entry. Forget it, here only.
-        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
-        g.harts[env.hart()].counters.fences.bump();
-        env.fence_g_stage(vm.slot(), page);
-    }
-    if how == How::Copied || access == Access::Fetch {
-        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
-        env.fence_instructions();
-    }
+    forget_older(g, vm, (gpa, access), how, env);
     // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
     // translation overtaken by this fence, or see the copy before all others have left.
     settle(stale, publish, &mut GStageFence { g, vm, env }, mem).release(frames);

@@ -4,6 +4,7 @@ pub mod breaks;
 pub mod chores;
 pub mod events;
 pub mod fetch;
+pub mod lock;
 pub mod outcome;
 pub mod savings;
 pub mod sbi_error;
@@ -15,10 +16,11 @@ use crate::device::board;
 use crate::device::offer::Offer;
 use crate::device::{Device, Devices, Place, Target, plic};
 use crate::slots::Handle;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard};
 use crate::vm::breaks::Breaks;
 use crate::vm::events::Events;
+use crate::vm::lock::{Exclusive, SharedLock};
 use crate::vm::savings::Savings;
 use crate::vm::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
@@ -66,6 +68,16 @@ pub enum Translation {
     Adaptive,
 }
 
+impl Translation {
+    /// Number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
+    const fn sharers(self, config: &VmConfig) -> usize {
+        match self {
+            Translation::TwoStage | Translation::Adaptive => config.vcpus as usize,
+            Translation::Shadow(_) => 0,
+        }
+    }
+}
+
 impl From<MmuMode> for Translation {
     fn from(mode: MmuMode) -> Self {
         match mode {
@@ -95,7 +107,7 @@ pub struct Memory {
 }
 
 /// A VM's memory, under its lock.
-pub type Locked<'a> = MutexGuard<'a, Option<Memory>>;
+pub type Locked<'a> = Exclusive<'a, Option<Memory>>;
 
 /// What a VM's memory did in earlier lives.
 #[derive(Clone, Copy, Default, Debug)]
@@ -131,8 +143,8 @@ pub struct Vm {
     pub tree: Vec<u8>,
     /// How its memory is virtualized.
     pub translation: Translation,
-    /// Its memory; `None` before the start and after the end.
-    pub memory: Mutex<Option<Memory>>,
+    /// Its memory; `None` before the start and after the end. Shared by vCPUs that fill the G-stage table.
+    pub memory: SharedLock<Option<Memory>>,
     /// What its memory's engines did in the lives before the present one. Apart, so that one load reaches all that exits look at.
     pub past: Box<Mutex<Past>>,
     /// The devices.
@@ -244,10 +256,11 @@ impl Vm {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
         let mut devices = Devices::new(&config, offer);
         devices.attach(handle);
+        let translation = Translation::from(offer.mode(&config));
         Self {
             handle,
-            translation: offer.mode(&config).into(),
-            memory: Mutex::new(None),
+            memory: SharedLock::new(None, translation.sharers(&config)),
+            translation,
             past: Box::default(),
             places: devices.iter().map(Device::place).collect(),
             devices: Mutex::new(devices),

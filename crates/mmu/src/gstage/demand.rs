@@ -12,7 +12,8 @@ use super::mega::{NoMega, Small};
 use super::ready::{Content, Ready, Supplies, Unresolved, with_ready};
 use super::region::{Object, Prot, Region};
 use super::space::{
-    Ad, AddressSpace, How, Images, OWNED, Publish, ResolveError, Resolved, Superpages, Taken, around, arrival, filled,
+    AddressSpace, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Taken, around, arrival,
+    filled,
 };
 use crate::frames::{Frames, Run};
 use crate::stale::Stale;
@@ -220,8 +221,7 @@ impl AddressSpace {
     ) -> Resolved {
         let Supplies { tables, data } = supplies;
         let pfn = data.expect("taken with the tables").into_entry();
-        let is_clean = self.policy.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
-        let leaf = if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) };
+        let leaf = self.policy.first_leaf(pfn, prot, access);
         self.link(gpa, slot, tables, leaf, mem);
         filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
     }
@@ -244,7 +244,7 @@ impl AddressSpace {
         let (level, pfn) = mega.map_or((Level::PAGE, image), |pfn| (Level::MEGA, pfn));
         let supplies = Supplies::take(frames, self.owner, below(slot, level), None)?;
         // OWNERSHIP: never writable, whatever the region says; a store makes a copy.
-        let leaf = Self::leaf(pfn, region.prot.difference(Prot::W), PteFlags::empty());
+        let leaf = Policy::leaf(pfn, region.prot.difference(Prot::W), PteFlags::empty());
         self.link(gpa, slot, supplies.tables, leaf, mem);
         if level == Level::MEGA {
             self.counters.image_2m += 1
@@ -308,7 +308,7 @@ impl AddressSpace {
         } else {
             self.counters.copies += 1;
         }
-        let publish = Publish { at, leaf: Self::leaf(copy, region.prot, OWNED), level, taken };
+        let publish = Publish { at, leaf: Policy::leaf(copy, region.prot, OWNED), level, taken };
         Resolved::Mapped {
             hpa: copy.at(gpa.raw() & (level.bytes() - 1)),
             how: How::Copied,

@@ -19,7 +19,9 @@
 
 use super::edit;
 use super::region::Object;
-use super::space::{Ad, AddressSpace, How, OWNED, Resolved, SwapSlot, Translation, around, arrival, filled, order};
+use super::space::{
+    Ad, AddressSpace, How, OWNED, Policy, Resolved, SwapSlot, Translation, around, arrival, filled, order,
+};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;
@@ -325,9 +327,13 @@ impl AddressSpace {
             return Err(frame);
         }
         let (Some(slot), Some(region)) = (self.slot(page.base(), mem), self.region_of(page)) else { return Err(frame) };
-        let is_copied = comes != Comes::Unwritten && self.sees_writes();
+        let is_copied = comes != Comes::Unwritten && self.policy.sees_writes();
         let frame = frame.into_entry();
-        let leaf = if is_copied { self.clean_leaf(frame, region.prot) } else { Self::leaf(frame, region.prot, OWNED) };
+        let leaf = if is_copied {
+            self.policy.clean_leaf(frame, region.prot)
+        } else {
+            Policy::leaf(frame, region.prot, OWNED)
+        };
         edit::fill(slot.at, if comes == Comes::Ahead { Pte(idle(leaf).0 | UNASKED) } else { leaf }, mem);
         if is_copied {
             self.copies.insert(page.raw(), from);

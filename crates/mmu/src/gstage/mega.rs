@@ -3,9 +3,9 @@
 use super::edit;
 use super::kept::Kept;
 use super::ready::{COPIED_AT_ONCE, Content, Ready, Supplies};
-use super::region::{Object, Region};
+use super::region::{Object, Region, regions_from};
 use super::space::{AddressSpace, OWNED, Superpages, Taken};
-use crate::frames::{Frames, Run};
+use crate::frames::{Frames, Owner, Run};
 use crate::stale::Stale;
 use crate::walk::Slot;
 use alloc::vec::Vec;
@@ -35,6 +35,66 @@ pub(super) struct Small {
 /// Pages of the VM's own that are copied at once, with the VM's lock held: some 80,000 instructions (BOUNDED).
 pub(super) const MOST_TAKEN: usize = COPIED_AT_ONCE as usize;
 
+/// The 2 MiB around `page` and what they hold, if regions of equal protection cover them all.
+pub(super) fn mega_in(regions: &[Region], page: Pfn<Gpa>) -> Option<(Pfn<Gpa>, Content)> {
+    let first = page.align_down(Level::MEGA.pages());
+    let mut regions = regions_from(regions, first).iter();
+    let known = regions.next().filter(|region| region.start <= first)?;
+    let (mut region, mut content) = (known, Content::EMPTY);
+    loop {
+        let start = region.start.raw().max(first.raw());
+        let end = (region.end() - first.raw()).min(Level::MEGA.pages());
+        let from = match region.object {
+            Object::Anonymous => None,
+            Object::Image { first } => Some(first.add(start - region.start.raw())),
+        };
+        content = content.with(end, from)?;
+        if end == Level::MEGA.pages() {
+            return Some((first, content));
+        }
+        region = regions.next().filter(|next| next.start.raw() == region.end() && next.prot == known.prot)?;
+    }
+}
+
+/// Returns the frames of a leaf of 2 MiB below an entry of `level`, if they are ready. `denied` is how often the owner has gone without.
+pub(super) fn take_mega(
+    wanted: Content,
+    (owner, denied): (Owner, u64),
+    level: Level,
+    ready: &mut Ready,
+    frames: &Frames,
+) -> Result<Supplies, NoMega> {
+    let tables = level.number().saturating_sub(Level::MEGA.number());
+    let supplies = match core::mem::replace(ready, Ready::Nothing) {
+        Ready::Mega { run, content, filled, epoch } if content == wanted && filled == run.pages() => {
+            if content.has_image() && frames.originals().epoch() != epoch {
+                // What was copied may have been another page already. Memory is short: 4 KiB will do.
+                frames.put_back(run);
+                None
+            } else {
+                Supplies::with(frames, owner, tables, run).ok()
+            }
+        }
+        Ready::Denied => {
+            // That there were none in one piece says less and less about now.
+            if !(denied + 1).is_multiple_of(DENIED_FOR) {
+                *ready = Ready::Denied;
+            }
+            None
+        }
+        Ready::Never => {
+            *ready = Ready::Never;
+            None
+        }
+        other => {
+            // Not yet, or not this: somebody else was here meanwhile.
+            *ready = other;
+            return Err(NoMega::Wanted(wanted));
+        }
+    };
+    supplies.ok_or(NoMega::Denied)
+}
+
 impl AddressSpace {
     /// The 2 MiB around `page` and what they hold, if one leaf may map them all: by policy, and because regions of equal
     /// protection cover them.
@@ -42,23 +102,7 @@ impl AddressSpace {
         if self.policy.superpages == Superpages::Never {
             return None;
         }
-        let first = page.align_down(Level::MEGA.pages());
-        let mut regions = self.regions_from(first).iter();
-        let known = regions.next().filter(|region| region.start <= first)?;
-        let (mut region, mut content) = (known, Content::EMPTY);
-        loop {
-            let start = region.start.raw().max(first.raw());
-            let end = (region.end() - first.raw()).min(Level::MEGA.pages());
-            let from = match region.object {
-                Object::Anonymous => None,
-                Object::Image { first } => Some(first.add(start - region.start.raw())),
-            };
-            content = content.with(end, from)?;
-            if end == Level::MEGA.pages() {
-                return Some((first, content));
-            }
-            region = regions.next().filter(|next| next.start.raw() == region.end() && next.prot == known.prot)?;
-        }
+        mega_in(&self.regions, page)
     }
 
     /// What a leaf of 2 MiB takes, if they are ready.
@@ -69,36 +113,9 @@ impl AddressSpace {
         ready: &mut Ready,
         frames: &Frames,
     ) -> Result<Supplies, NoMega> {
-        let tables = slot.level.number().saturating_sub(Level::MEGA.number());
-        let supplies = match core::mem::replace(ready, Ready::Nothing) {
-            Ready::Mega { run, content, filled, epoch } if content == wanted && filled == run.pages() => {
-                if content.has_image() && frames.originals().epoch() != epoch {
-                    // What was copied may have been another page already. Memory is short: 4 KiB will do.
-                    frames.put_back(run);
-                    None
-                } else {
-                    Supplies::with(frames, self.owner, tables, run).ok()
-                }
-            }
-            Ready::Denied => {
-                // That there were none in one piece says less and less about now.
-                if !(self.counters.mega_denied + 1).is_multiple_of(DENIED_FOR) {
-                    *ready = Ready::Denied;
-                }
-                None
-            }
-            Ready::Never => {
-                *ready = Ready::Never;
-                None
-            }
-            other => {
-                // Not yet, or not this: somebody else was here meanwhile.
-                *ready = other;
-                return Err(NoMega::Wanted(wanted));
-            }
-        };
-        self.counters.mega_denied += u64::from(supplies.is_none());
-        supplies.ok_or(NoMega::Denied)
+        let taken = take_mega(wanted, (self.owner, self.counters.mega_denied), slot.level, ready, frames);
+        self.counters.mega_denied += u64::from(matches!(taken, Err(NoMega::Denied)));
+        taken
     }
 
     /// The table of 4 KiB leaves around `page`, if one leaf may replace it: all that it keeps is in memory, and nothing is on the

@@ -19,11 +19,12 @@
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
 //!
-//! The caller serialises edits of one address space; frames and memory are lent for each call, so
-//! that it may guard them by locks of its own.
+//! The caller serialises edits of one address space. Only first touches may be resolved by several harts at once ([`Filler`]). Frames and
+//! memory are lent for each call, so that it may guard them by locks of its own.
 
 mod demand;
 mod edit;
+mod filler;
 mod giga;
 mod give_back;
 mod kept;
@@ -37,6 +38,7 @@ mod remains;
 mod remove;
 mod space;
 
+pub use filler::{Filled, Filler};
 pub(crate) use give_back::GiveBack;
 pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};

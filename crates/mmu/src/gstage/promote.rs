@@ -14,7 +14,7 @@
 
 use super::edit;
 use super::mega::MOST_TAKEN;
-use super::space::{AddressSpace, OWNED, Publish, Superpages, Taken, around, settle};
+use super::space::{AddressSpace, OWNED, Policy, Publish, Superpages, Taken, around, settle};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use alloc::boxed::Box;
@@ -120,7 +120,7 @@ impl AddressSpace {
         let to = match self.small_leaves(first, mem)? {
             true => None,
             // What hardware writes without asking would be lost.
-            false if !self.sees_writes() => return None,
+            false if !self.policy.sees_writes() => return None,
             false => Some(take()?),
         };
         self.moving = Some(first);
@@ -214,7 +214,7 @@ impl AddressSpace {
             }
         };
         self.counters.promoted += 1;
-        let leaf = Self::leaf(first, prot, OWNED);
+        let leaf = Policy::leaf(first, prot, OWNED);
         Some((stale, Box::new(Publish { at, leaf, level: Level::MEGA, taken })))
     }
 

@@ -64,6 +64,17 @@ impl Region {
     }
 }
 
+/// The one of some regions, by address, that holds `page`.
+pub(super) fn region_in(regions: &[Region], page: Pfn<Gpa>) -> Option<&Region> {
+    let at = regions.partition_point(|region| region.start <= page).checked_sub(1)?;
+    Some(&regions[at]).filter(|region| page.raw() < region.end())
+}
+
+/// Those from the one on that holds `page`, or is next.
+pub(super) fn regions_from(regions: &[Region], page: Pfn<Gpa>) -> &[Region] {
+    &regions[regions.partition_point(|region| region.end() <= page.raw())..]
+}
+
 /// Why a region cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionError {

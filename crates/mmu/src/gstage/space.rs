@@ -1,7 +1,8 @@
 //! The address space: its regions, its table, and what a resolution says.
 
 use super::edit;
-use super::region::{Prot, Region, RegionError};
+use super::filler::Filler;
+use super::region::{Prot, Region, RegionError, region_in};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
 use crate::table;
@@ -9,8 +10,9 @@ use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
-use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// The software bit of leaves whose frames belong to the VM.
 pub const OWNED: PteFlags = PteFlags::RSW0;
@@ -76,6 +78,37 @@ pub struct Policy {
     pub residence: Residence,
     /// How it is known what the guest uses.
     pub ad: Ad,
+}
+
+impl Policy {
+    /// An entry that maps `pfn` for a guest that may do `prot`.
+    pub(super) fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
+        let mut flags = PteFlags::U | PteFlags::A | ownership;
+        flags.set(PteFlags::R, prot.contains(Prot::R));
+        flags.set(PteFlags::X, prot.contains(Prot::X));
+        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
+        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
+    }
+
+    /// The same for a page of the VM's own that nobody has written so far: a write will show.
+    pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
+        match self.ad {
+            Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
+            Ad::AsNeeded | Ad::Faults => Self::leaf(pfn, prot.difference(Prot::W), OWNED),
+        }
+    }
+
+    /// The entry for zeroes of the VM's own that come by a first access.
+    pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, prot: Prot, access: Access) -> Pte {
+        let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
+        if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) }
+    }
+
+    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
+    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
+    pub(super) fn sees_writes(&self) -> bool {
+        self.images == Images::Shared
+    }
 }
 
 /// What happened so far. All only grow.
@@ -307,7 +340,9 @@ pub struct AddressSpace {
     pub(super) policy: Policy,
     pub(super) root: Run,
     /// By address; disjoint.
-    regions: Vec<Region>,
+    pub(super) regions: Vec<Region>,
+    /// The filler, once [`AddressSpace::filler`] has made it.
+    pub(super) filler: Option<Arc<Filler>>,
     pub(super) counters: Counters,
     /// Pages of the swap device whose contents nobody will ask for any more.
     pub(super) forgone: Vec<SwapSlot>,
@@ -344,6 +379,7 @@ impl AddressSpace {
             policy,
             root,
             regions: Vec::new(),
+            filler: None,
             counters: Counters::default(),
             forgone: Vec::new(),
             copies: BTreeMap::new(),
@@ -356,7 +392,11 @@ impl AddressSpace {
     ///
     /// # Errors
     /// If it does not fit; nothing has changed then.
+    ///
+    /// # Panics
+    /// If there is a filler already.
     pub fn add_region(&mut self, region: Region) -> Result<(), RegionError> {
+        assert!(self.filler.is_none(), "regions come before harts fill them");
         let end = Pfn::new(1 << (self.format.input_bits() - rv::PAGE_SHIFT));
         if region.pages == 0 {
             return Err(RegionError::Empty);
@@ -387,13 +427,7 @@ impl AddressSpace {
     /// The region that holds `page`.
     #[must_use]
     pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
-        let at = self.regions.partition_point(|region| region.start <= page).checked_sub(1)?;
-        Some(&self.regions[at]).filter(|region| page.raw() < region.end())
-    }
-
-    /// The regions from the one on that holds `page`, or is next.
-    pub(super) fn regions_from(&self, page: Pfn<Gpa>) -> &[Region] {
-        &self.regions[self.regions.partition_point(|region| region.end() <= page.raw())..]
+        region_in(&self.regions, page)
     }
 
     /// The first page of the root table, for `hgatp`.
@@ -441,8 +475,12 @@ impl AddressSpace {
 
     /// What happened so far.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.counters;
+        if let Some(filler) = &self.filler {
+            counters += filler.counters();
+        }
+        counters
     }
 
     /// What the table says about `gpa` now. Changes nothing, fills nothing.
@@ -473,29 +511,6 @@ impl AddressSpace {
         // Nobody else writes these tables, so anything else in them is a bug of ours.
         assert!(matches!(slot.entry, Entry::Invalid | Entry::Leaf(_)), "{gpa}: {:?} in a G-stage table", slot.pte);
         Some(slot)
-    }
-
-    /// An entry that maps `pfn` for a guest that may do `prot`.
-    pub(super) fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
-        let mut flags = PteFlags::U | PteFlags::A | ownership;
-        flags.set(PteFlags::R, prot.contains(Prot::R));
-        flags.set(PteFlags::X, prot.contains(Prot::X));
-        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
-        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
-    }
-
-    /// The same for a page of the VM's own that nobody has written so far: a write will show.
-    pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
-        match self.policy.ad {
-            Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
-            Ad::AsNeeded | Ad::Faults => Self::leaf(pfn, prot.difference(Prot::W), OWNED),
-        }
-    }
-
-    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
-    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
-    pub(super) fn sees_writes(&self) -> bool {
-        self.policy.images == Images::Shared
     }
 
     /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries

@@ -3,6 +3,7 @@
 //!
 //! The engine reaches memory and fences through [`World`].
 
+mod faulting;
 mod originals;
 mod paging;
 pub mod world;
@@ -313,7 +314,7 @@ impl Rig {
         let (before, owned) = (self.map(), self.owned());
         let usage = self.frames.usage(VM);
         let budget = (self.frames.limit(VM).saturating_sub(usage.total())).min(self.frames.free_count());
-        let mut resolved = self.space.resolve(gpa, access, &self.frames, &mut self.world);
+        let mut resolved = self.resolve(gpa, access);
         if let Ok(Resolved::Mapped { how: How::Copied, stale, publish, .. }) = &mut resolved {
             // Nobody sees the copy while somebody may still see the image.
             assert!(!self.map().contains_key(&page), "published before the fence");
@@ -572,7 +573,7 @@ impl Rig {
         (0..usize::from(self.setup.harts)).for_each(|hart| self.world.model.detach(hart));
         self.check_originals();
         let Rig { frames, mut world, space, paged, .. } = self;
-        let counters = *space.counters();
+        let counters = space.counters();
         let mut remains = space.destroy(&mut world);
         let mut slots: BTreeSet<SwapSlot> = paged.out.values().map(|(slot, _)| *slot).collect();
         // In portions, some of which are too small for anything.

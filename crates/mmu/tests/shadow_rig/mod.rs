@@ -547,7 +547,7 @@ impl<S: Subject> Rig<S> {
         assert_eq!(shadow.pages_in_use(), 0, "HELD");
         let counters = *shadow.counters();
         shadow.destroy().for_each(|run| self.frames.free(run));
-        let space = *self.space.counters();
+        let space = self.space.counters();
         let mut remains = self.space.destroy(&mut AllHarts(&Bus(RefCell::new(empty::<S>()))));
         let machine = &self.bus.0.borrow().machine;
         let mut slots: Vec<_> = self.away.values().map(|away| away.slot).collect();

@@ -102,7 +102,7 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
     // Who has it may wait for this hart.
-    let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
+    let Some(mut memory) = run.vm.memory.try_lock_beside_sharers() else { return Brief::NO };
     let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
     drop(memory);
     let counters = &run.shared.counters;

@@ -39,6 +39,8 @@ use rv::{Access, Addr, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_B
 use store::Store;
 
 /// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
+// The guard stays in registers.
+#[inline(always)]
 fn lend<E: Env, R>(
     (g, vm, mut guard): (&Gnomon, &Vm, Locked<'_>),
     from: (&Frames, &mut Ready),
@@ -166,7 +168,7 @@ pub(crate) fn build(
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
 pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) -> Remains {
     let mut past = vm.past.lock();
-    past.space += *space.counters();
+    past.space += space.counters();
     if let Some(shadow) = &shadow {
         past.shadow += *shadow.counters();
         past.serials = shadow.next_serial();

@@ -15,7 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
-use mmu::gstage::Ready;
+use mmu::gstage::{Filler, Ready};
 use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
 use rv::context::token;
@@ -71,6 +71,8 @@ pub struct VcpuRun {
     pub shadow: ShadowState,
     /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
     pub asids_beyond: u64,
+    /// The filler of its VM's G-stage table, from its first load behind one until it is parked.
+    pub filler: Option<Arc<Filler>>,
     /// What is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
 }
@@ -143,6 +145,7 @@ impl VcpuRun {
                 way: Way::NONE,
             },
             asids_beyond: 0,
+            filler: None,
             ready: Ready::Nothing,
         })
     }
