@@ -29,7 +29,7 @@ pub struct Trap {
     pub to: String,
     /// The cause, in words.
     pub cause: String,
-    /// How many.
+    /// The number of such exits.
     pub count: u64,
     /// Instructions until the software that was left ran again, where that is of interest.
     #[serde(default)]
@@ -42,7 +42,7 @@ pub struct Trap {
 /// Traps out of a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Exits {
-    /// How many.
+    /// Their number.
     pub count: u64,
     /// Instructions that the host executed for them before the guest ran again.
     pub instructions: u64,
@@ -108,9 +108,9 @@ pub struct Leaf {
 pub struct Cycles {
     /// By the core file.
     pub model: u64,
-    /// If each reference of a walk hit the first cache.
+    /// Cycles if each reference of a walk hit the first cache.
     pub if_refs_hit: u64,
-    /// If each went to memory.
+    /// Cycles if each went to memory.
     pub if_refs_miss: u64,
 }
 

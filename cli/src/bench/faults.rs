@@ -1,4 +1,4 @@
-//! What it costs when all vCPUs of one VM fault at once, and fence: instructions of all privilege modes for each first touch, fence,
+//! The cost of faults and fences of all vCPUs of one VM at once: instructions of all privilege modes for each first touch, fence,
 //! change of a page and copy on write, by 1 to 8 vCPUs on as many harts; and how often a hart has waited for the lock of the VM's
 //! memory.
 //!

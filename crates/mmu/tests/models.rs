@@ -11,7 +11,7 @@ use mmu::sync::atomic::{AtomicU64, Ordering};
 use mmu::{Ad, AddressSpace, Images, Object, Policy, Prot, Ready, Region, Residence, Superpages};
 use oracle::Machine;
 use rv::format::SV39X4;
-use rv::{Access, Addr, Elide, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 use std::panic::catch_unwind;
@@ -228,7 +228,6 @@ struct NoTlb;
 
 impl Fence<Gpa> for NoTlb {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
-    fn note_elided(&mut self, _: FenceScope<Gpa>, _: Elide) {}
 }
 
 /// A VM whose vCPUs fill its table with a share of the lock, while another hart removes tables.

@@ -19,12 +19,12 @@ const PAGES: u64 = 512;
 const MEGA: u64 = PAGES * PAGE_BYTES;
 /// Blocks of 2 MiB that each hart touches alone. Its pages change from one to the other.
 const BLOCKS: u64 = 2;
-/// How often all pages are gone through.
+/// Rounds through all pages.
 const ROUNDS: u64 = 4;
 /// The ASID of a child is its parent's and so many.
 const CHILD: u64 = 32;
 
-/// What harts do at once.
+/// A phase: an action of all harts at once.
 #[derive(Clone, Copy)]
 enum Phase {
     /// First touches, each hart of 2 MiB of its own.
@@ -48,7 +48,7 @@ const FIGURES: [(&str, &str, u64); 5] = [
     ("fork", "fork_count", ROUNDS * PAGES),
 ];
 
-/// How far all harts are with a phase.
+/// The progress of all harts in a phase.
 struct Progress {
     arrived: AtomicU64,
     begun: AtomicU64,
@@ -132,7 +132,7 @@ fn frame(own: u64, page: u64, side: u64) -> u64 {
     own + side % BLOCKS * MEGA + page * PAGE_BYTES
 }
 
-/// What each hart does.
+/// The work of each hart.
 fn work() -> Check {
     let me = hart::id();
     let (from, to) = board().largest_free();

@@ -54,7 +54,7 @@ pub enum Filled {
     Mapped {
         /// The host address of the access.
         hpa: Addr<Hpa>,
-        /// How the fault was resolved; never [`How::Copied`].
+        /// The resolution of the fault; never [`How::Copied`].
         how: How,
     },
     /// The fault is one for [`AddressSpace::resolve_with`]. Nothing has changed.
