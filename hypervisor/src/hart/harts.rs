@@ -30,6 +30,8 @@ pub struct HartShared {
     pub has_guest: AtomicBool,
     /// Whether its vCPU keeps it although it waits for another one's store, because nobody else was ready.
     pub spins: AtomicBool,
+    /// Devices of the host's (by bit) that another hart has left to this one to handle. It is kicked after that.
+    pub sources: AtomicU64,
     /// What it did.
     pub counters: HartCounters,
     /// What it notes for whoever asks.

@@ -1,6 +1,7 @@
-//! Harts: the functions that each offers ([`env`]), the state that others see of it ([`harts`]), and the queues of ready vCPUs
+//! Harts: the functions that each offers ([`env`]), the time that each spends on other VMs ([`budget`]), the state that others see of it ([`harts`]), and the queues of ready vCPUs
 //! ([`sched`]).
 
+pub mod budget;
 pub mod env;
 pub mod harts;
 pub mod sched;

@@ -3,7 +3,7 @@
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
 use crate::guest::{Abilities, GuestHart};
-use crate::hart::{Hart, Interrupts, Reach, Start};
+use crate::hart::{Hart, Interrupts, MOST_DEVICES, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
 use crate::share::GuestShare;
@@ -28,7 +28,7 @@ use hypervisor::hart::sched::Sched;
 use hypervisor::life::lifecycle;
 use hypervisor::life::snapshot;
 use hypervisor::machine::clock::Clock;
-use hypervisor::machine::description::{Machine, Span};
+use hypervisor::machine::description::{HostHart, Machine, Span};
 use hypervisor::machine::host_map::{Kind, map_onto_itself};
 use hypervisor::machine::isa::Isa;
 use hypervisor::machine::tunables::Tunables;
@@ -51,6 +51,8 @@ struct Joining {
     machine: Machine,
     ram: Ram,
     reach: Arc<[Reach]>,
+    /// The PLIC contexts of all harts, and the devices that interrupt.
+    host: (&'static [Option<PlicContext>], &'static [(u32, Interrupts)]),
     /// The boot hart's.
     abilities: Abilities,
     /// The identity map, in the payload seat.
@@ -160,6 +162,9 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         .chain(control_source.map(|source| (source, Interrupts::Control)))
         .chain(swap_source.map(|source| (source, Interrupts::Swap)));
     let devices: &'static [_] = devices.collect::<Vec<_>>().leak();
+    if devices.len() > MOST_DEVICES {
+        return Err(format!("the machine has {} devices that interrupt; {MOST_DEVICES} are possible", devices.len()));
+    }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
@@ -187,8 +192,8 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         },
     }));
     let reach: Arc<[Reach]> = machine.harts.iter().map(|h| Reach { id: h.id, msip: h.msip.unwrap_or(0) }).collect();
-    let plic = plic_context(seat, machine, devices.iter().map(|(source, _)| *source));
-    if plic.is_some() {
+    let contexts = plic_contexts(seat, machine, devices.iter().map(|(source, _)| *source));
+    if contexts[0].is_some() {
         seat_hart.enable_external();
     }
     let Abilities { vmid_bits, asid_bits, .. } = abilities;
@@ -200,14 +205,15 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         guest,
         ram,
         reach: reach_all,
-        plic,
+        contexts,
         devices,
         vmid_bits,
         asid_bits,
     });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
     let own = spans.own;
-    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, abilities, map, own });
+    let host = (contexts, devices);
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, host, abilities, map, own });
     config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     lifecycle::start_due(g, &mut hart);
     // No other hart is there to help, and no guest waits.
@@ -248,7 +254,11 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     guest.forget_everything();
     let Abilities { vmid_bits, asid_bits, .. } = joining.abilities;
     let reach = Arc::clone(&joining.reach);
-    Hart::new(Start { g, index, seat, guest, ram, reach, plic: None, devices: &[], vmid_bits, asid_bits }).run()
+    let (contexts, devices) = joining.host;
+    if contexts[index].is_some() {
+        seat.enable_external();
+    }
+    Hart::new(Start { g, index, seat, guest, ram, reach, contexts, devices, vmid_bits, asid_bits }).run()
 }
 
 /// Leaves out the harts that Gnomon cannot use beside the boot hart, which becomes index 0: it has taken
@@ -529,11 +539,18 @@ fn check(config: &Config) -> Result<(), String> {
     }
 }
 
-fn plic_context(seat: Seat, machine: &Machine, devices: impl Iterator<Item = u32>) -> Option<PlicContext> {
-    let boot = &machine.harts[0];
-    let context = match seat {
-        Seat::Firmware => boot.plic_machine,
-        Seat::Payload => boot.plic_supervisor,
+/// The PLIC contexts of all harts: the boot hart's gets the interrupts of the UART and of these devices, the others none yet.
+fn plic_contexts(seat: Seat, machine: &Machine, sources: impl Iterator<Item = u32>) -> &'static [Option<PlicContext>] {
+    let mut sources = Some(sources);
+    let context = |hart: &HostHart| {
+        let context = match seat {
+            Seat::Firmware => hart.plic_machine,
+            Seat::Payload => hart.plic_supervisor,
+        };
+        match sources.take() {
+            Some(sources) => PlicContext::start(machine, context?, sources),
+            None => PlicContext::quiet(machine, context?),
+        }
     };
-    PlicContext::start(machine, context?, devices)
+    machine.harts.iter().map(context).collect::<Vec<_>>().leak()
 }

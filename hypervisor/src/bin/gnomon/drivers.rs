@@ -5,6 +5,7 @@ use core::iter;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use hypervisor::backend::console::{Listen, Port};
 use hypervisor::machine::description::{Machine, Span, Uart};
+use hypervisor::sync::Mutex;
 use metal::mmio;
 
 /// Base of the UART's registers; 0 until there is one.
@@ -150,6 +151,34 @@ impl PlicContext {
         }
         HAS_INTERRUPTS.store(true, Ordering::Relaxed);
         Some(this)
+    }
+
+    /// The context of another hart, which gets no interrupts yet.
+    pub fn quiet(machine: &Machine, context: u32) -> Option<Self> {
+        let this = Self { base: machine.plic?.start, context, uart: machine.uart?.source };
+        // SAFETY: as for `start`.
+        unsafe {
+            (0..32).for_each(|word| mmio::write32(this.enables() + 4 * word, 0));
+            mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
+        }
+        Some(this)
+    }
+
+    fn enables(&self) -> u64 {
+        self.base + 0x2000 + 0x80 * u64::from(self.context)
+    }
+
+    /// Lets a source interrupt the context, or not.
+    pub fn set_enabled(&self, source: u32, enabled: bool) {
+        /// Harts change words of each other's contexts.
+        static CHANGES: Mutex<()> = Mutex::new(());
+        let (word, bit) = (self.enables() + 4 * u64::from(source / 32), 1 << (source % 32));
+        let _changes = CHANGES.lock();
+        // SAFETY: a register of a context that is Gnomon's.
+        unsafe {
+            let now = mmio::read32(word);
+            mmio::write32(word, if enabled { now | bit } else { now & !bit });
+        }
     }
 
     fn claim_register(&self) -> u64 {

@@ -7,6 +7,7 @@ mod brief;
 mod due;
 mod env;
 mod external;
+mod interrupts;
 mod load;
 mod probed;
 mod serve;
@@ -22,23 +23,23 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 use due::{Due, Ticks};
-use hypervisor::backend::disks::Port;
-use hypervisor::backend::shares;
 use hypervisor::control;
 use hypervisor::device::offer::{Denial, GuestTimer};
 use hypervisor::exit;
 use hypervisor::exit::watch;
 use hypervisor::gnomon::Gnomon;
+use hypervisor::hart::budget::Budget;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::harts::HartShared;
 use hypervisor::io::serial;
 use hypervisor::life::lifecycle;
 use hypervisor::measure::probe::Doing;
 use hypervisor::memory::shootdown;
-use hypervisor::sync::Mutex;
-use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::Outcome;
 use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, request};
+use hypervisor::vm::{Departure, Vm};
+use interrupts::HostDevices;
+pub use interrupts::{Interrupts, MOST_DEVICES};
 use metal::ram::Ram;
 use metal::{fence, world};
 use rv::{Context, Mode};
@@ -51,23 +52,6 @@ pub struct Reach {
     pub id: u64,
     /// Its `msip` register, in the firmware seat.
     pub msip: u64,
-}
-
-/// A device of the host's that interrupts.
-#[derive(Debug)]
-pub enum Interrupts {
-    /// A guest's disk.
-    Disk(Arc<Mutex<Port>>),
-    /// A guest's share.
-    Share(Arc<Mutex<shares::Port>>),
-    /// The one by which guests reach the world.
-    Network,
-    /// The one that has random bytes for guests.
-    Entropy,
-    /// The one by which the control channel comes.
-    Control,
-    /// The one that Gnomon pages to.
-    Swap,
 }
 
 /// What is known of an exit that is noted before it is handled.
@@ -88,9 +72,7 @@ pub struct Hart {
     guest: GuestHart,
     ram: Ram,
     reach: Arc<[Reach]>,
-    plic: Option<PlicContext>,
-    /// Whose interrupts come to this hart, by source, beside the UART's.
-    devices: &'static [(u32, Interrupts)],
+    host: HostDevices,
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     tags: Tags,
@@ -138,9 +120,9 @@ pub struct Start {
     pub ram: Ram,
     /// How to reach the others.
     pub reach: Arc<[Reach]>,
-    /// The PLIC context that brings the UART's interrupt to this hart.
-    pub plic: Option<PlicContext>,
-    /// Whose interrupts that brings, by source, beside the UART's.
+    /// The PLIC contexts of all harts.
+    pub contexts: &'static [Option<PlicContext>],
+    /// The devices that interrupt beside the UART, with their PLIC sources.
     pub devices: &'static [(u32, Interrupts)],
     /// VMID bits of the hart.
     pub vmid_bits: u32,
@@ -164,8 +146,12 @@ impl Hart {
             guest,
             ram: start.ram,
             reach: start.reach,
-            plic: start.plic,
-            devices: start.devices,
+            host: HostDevices {
+                contexts: start.contexts,
+                devices: start.devices,
+                deferred: 0,
+                budget: Budget::default(),
+            },
             stack_end: pen::stack_end(start.index),
             current: None,
             tags: Tags::new(vmid_bits, start.asid_bits, id_bits),
@@ -212,7 +198,8 @@ impl Hart {
             }
             let now = self.now();
             self.expire(now);
-            self.look_after(now);
+            self.handle_deferred(None);
+            self.look_after(now, None);
             if let Some(mut run) = self.g.sched.take(self.index) {
                 if self.g.sched.has_ready() {
                     // Whoever made them ready may have roused this hart only.
@@ -222,8 +209,9 @@ impl Hart {
                 return run;
             }
             if hypervisor::life::idle::go_on(self.g, self) {
+                self.handle_left(None);
                 if self.seat.external_pending() {
-                    self.external();
+                    self.external(None);
                 }
                 continue;
             }
@@ -236,8 +224,9 @@ impl Hart {
             });
             self.seat.clear_ipi();
             self.look_who_asks();
+            self.handle_left(None);
             if self.seat.external_pending() {
-                self.external();
+                self.external(None);
             }
         }
     }
@@ -379,8 +368,9 @@ impl Hart {
                 self.seat.clear_ipi();
                 self.set_spins(false);
                 self.look_who_asks();
+                self.handle_left(Some(&run.vm));
             }
-            Outcome::External => self.external(),
+            Outcome::External => self.external(Some(&run.vm)),
             Outcome::Wait => {
                 if !self.interrupt_pending() && run.shared.posted.load(Ordering::SeqCst) == 0 {
                     let until = self.next_timer(&run);
@@ -430,7 +420,7 @@ impl Hart {
             lifecycle::depart(self.g, &Arc::clone(&run.vm), end, self);
             return Some(run);
         }
-        self.look_after(now);
+        self.look_after(now, Some(&Arc::clone(&run.vm)));
         if self.due.waiters <= now {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
@@ -455,21 +445,41 @@ impl Hart {
         }
     }
 
-    /// Goes on with output that was left, with guests' devices, and with chores, if it is time. Those that are early ask again.
-    fn look_after(&mut self, now: u64) {
+    /// Goes on with output that was left, with guests' devices, with chores and with deferred interrupts, if it is time. While the hart
+    /// has a vCPU of VM `own`, all that is not that VM's is done within the budget for others.
+    fn look_after(&mut self, now: u64, own: Option<&Vm>) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
-        if self.due.serial <= now || self.g.console.is_dirty() {
-            (self.due.serial, self.due.serial_is_soon) = (u64::MAX, false);
-            let guests = core::mem::take(&mut self.due.serial_guests);
-            serial::go_on(self.g, guests, self);
-            control::go_on(self.g, self);
-            if self.due.chores <= now {
-                self.due.chores = u64::MAX;
-                lifecycle::go_on(self.g, self);
-                hypervisor::life::idle::page(self.g, self);
-            }
-            self.due.serial = self.due.serial.min(self.due.chores);
+        if self.due.serial > now && !self.g.console.is_dirty() {
+            return;
         }
+        (self.due.serial, self.due.serial_is_soon) = (u64::MAX, false);
+        let guests = core::mem::take(&mut self.due.serial_guests);
+        let own_guest = own.map_or(u64::MAX, |vm| 1 << vm.slot());
+        serial::go_on(self.g, guests & own_guest, self);
+        // A guest that waits for pages of its own has them brought in at its own cost.
+        let pages = own.is_some_and(|vm| self.g.pager.is_busy_for(vm.handle));
+        if own.is_some() && !pages && !self.host.budget.allows(now) {
+            self.due.serial_guests |= guests & !own_guest;
+            if self.due.serial_guests != 0 || self.host.deferred != 0 || self.due.chores != u64::MAX {
+                self.due.serial = self.due.serial.min(self.host.budget.next());
+            }
+            return;
+        }
+        let begun = self.now();
+        if guests & !own_guest != 0 {
+            serial::go_on(self.g, guests & !own_guest, self);
+        }
+        control::go_on(self.g, self);
+        if self.due.chores <= now {
+            self.due.chores = u64::MAX;
+            lifecycle::go_on(self.g, self);
+            hypervisor::life::idle::page(self.g, self);
+        }
+        if own.is_some() {
+            self.host.budget.charge(begun, self.now());
+        }
+        self.handle_deferred(own);
+        self.due.serial = self.due.serial.min(self.due.chores);
     }
 
     fn power_off(&self) -> ! {

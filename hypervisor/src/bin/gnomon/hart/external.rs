@@ -1,36 +1,107 @@
 //! Interrupts of the host's devices.
 
-use super::{Hart, Interrupts};
+use super::Hart;
+use super::interrupts::{Course, Interrupts};
 use crate::drivers::Claimed;
 use abi::record::EndReason;
+use core::sync::atomic::Ordering;
 use hypervisor::backend::console::Command;
 use hypervisor::control;
 use hypervisor::control::ballooning;
 use hypervisor::hart::env::Env;
+use hypervisor::hart::harts;
 use hypervisor::io::serial;
 use hypervisor::life::lifecycle;
-use hypervisor::vm::Departure;
+use hypervisor::vm::{Departure, Vm};
 
 impl Hart {
-    /// A device of the host wants attention.
-    pub(super) fn external(&mut self) {
-        let Some(plic) = self.plic else { return };
+    /// Handles an interrupt of a host device, while the hart has a vCPU of VM `own`, or none.
+    pub(super) fn external(&mut self, own: Option<&Vm>) {
+        let Some(plic) = self.host.contexts.get(self.index).copied().flatten() else { return };
         let Some(claimed) = plic.claim() else { return };
-        match claimed {
-            Claimed::Uart => self.attend_uart(),
-            Claimed::Device(source) => {
-                match self.devices.iter().find(|(other, _)| *other == source).map(|(_, device)| device) {
-                    Some(Interrupts::Disk(port)) => serial::attend_disk(self.g, port, self),
-                    Some(Interrupts::Share(port)) => serial::attend_share(self.g, port, self),
-                    Some(Interrupts::Network) => serial::attend_network(self.g, self),
-                    Some(Interrupts::Entropy) => serial::attend_entropy(self.g, self),
-                    Some(Interrupts::Control) => control::attend(self.g, self),
-                    Some(Interrupts::Swap) => _ = hypervisor::life::idle::page(self.g, self),
-                    None => {}
-                }
+        let Claimed::Device(source) = claimed else {
+            self.attend_uart();
+            return plic.complete(claimed);
+        };
+        let at = self.host.of_source(source);
+        let left = at.and_then(|at| self.handle(at, own).err().map(|course| (at, course)));
+        // Before the source is masked: a context completes only what it has enabled (PLIC specification, 7).
+        plic.complete(claimed);
+        if let Some((at, course)) = left {
+            self.host.set_enabled(at, self.index, false);
+            self.leave(at, course);
+        }
+    }
+
+    /// Handles the interrupts that other harts have left to this one.
+    pub(super) fn handle_left(&mut self, own: Option<&Vm>) {
+        if self.shared.sources.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for at in harts::each(self.shared.sources.swap(0, Ordering::SeqCst)) {
+            if let Err(course) = self.handle(at, own) {
+                self.host.set_enabled(at, self.index, false);
+                self.leave(at, course);
             }
         }
-        plic.complete(claimed);
+    }
+
+    /// Handles deferred interrupts, as far as the budget allows.
+    pub(super) fn handle_deferred(&mut self, own: Option<&Vm>) {
+        for at in harts::each(self.host.deferred) {
+            let left = self.handle(at, own).err();
+            if left == Some(Course::Later) {
+                self.due.serial = self.due.serial.min(self.host.budget.next());
+                return;
+            }
+            self.host.deferred &= !(1 << at);
+            match left {
+                Some(course) => self.leave(at, course),
+                None => self.host.set_enabled(at, self.index, true),
+            }
+        }
+    }
+
+    /// Handles the interrupt of device number `at`.
+    ///
+    /// # Errors
+    /// The course that it takes, if that is not to be handled here and now.
+    fn handle(&mut self, at: usize, own: Option<&Vm>) -> Result<(), Course> {
+        let begun = self.now();
+        let course = self.host.course(self.g, (at, self.index), own.map(|vm| vm.handle), begun);
+        match course {
+            Course::Own => self.attend(at),
+            Course::Foreign => {
+                self.attend(at);
+                let now = self.now();
+                self.host.budget.charge(begun, now);
+            }
+            Course::At(_) | Course::Later => return Err(course),
+        }
+        Ok(())
+    }
+
+    /// Leaves an interrupt, which is masked here, to another hart, or for later.
+    fn leave(&mut self, at: usize, course: Course) {
+        if let Course::At(hart) = course {
+            self.host.set_enabled(at, hart, true);
+            self.g.harts[hart].sources.fetch_or(1 << at, Ordering::SeqCst);
+            self.g.kick(hart, self);
+        } else {
+            self.host.deferred |= 1 << at;
+            self.due.serial = self.due.serial.min(self.host.budget.next());
+        }
+    }
+
+    fn attend(&mut self, at: usize) {
+        match &self.host.devices[at].1 {
+            Interrupts::Disk(port) => serial::attend_disk(self.g, port, self),
+            Interrupts::Share(port) => serial::attend_share(self.g, port, self),
+            Interrupts::Network => serial::attend_network(self.g, self),
+            Interrupts::Entropy => serial::attend_entropy(self.g, self),
+            Interrupts::Control => control::attend(self.g, self),
+            Interrupts::Swap => _ = hypervisor::life::idle::page(self.g, self),
+        }
     }
 
     fn attend_uart(&mut self) {
