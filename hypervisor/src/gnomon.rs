@@ -1,4 +1,4 @@
-//! What all harts share.
+//! The state that all harts share.
 
 use crate::backend::channel::Channel;
 use crate::backend::console::Console;
@@ -27,7 +27,7 @@ use rv::{Hpa, Pfn};
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
-    /// What guests get.
+    /// The features that guests get.
     pub offer: Offer,
     /// The VMs.
     pub vms: Vms,
@@ -35,21 +35,21 @@ pub struct Gnomon {
     pub sched: Sched,
     /// The harts in use.
     pub harts: Vec<HartShared>,
-    /// What is done in portions.
+    /// Work that is done in portions.
     pub chores: Chores,
     /// Paging.
     pub pager: Pager,
     /// Makes small pages large when harts are idle.
     pub promoter: Promoter,
-    /// What is set.
+    /// The tunables.
     pub tunables: Tunables,
     /// The console.
     pub console: Console,
     /// The control channel.
     pub channel: Channel,
-    /// What harts are asked to note.
+    /// Notes that harts are asked to take.
     pub asked: Asked,
-    /// How Gnomon's heap is doing.
+    /// Returns the use of Gnomon's heap.
     pub heap: fn() -> HeapUse,
     /// Bytes of it that were in use before there was any VM.
     pub heap_at_start: u64,
@@ -79,7 +79,8 @@ impl Gnomon {
         }
     }
 
-    /// The same, but for a vCPU that waits: its hart's queue has a lock. Says whether that is all; if not, it is to be posted again.
+    /// Like `post`, but not for a vCPU that waits, because its hart's queue has a lock. Returns whether the request was
+    /// posted completely; if not, it has to be posted again.
     #[inline]
     pub fn post_briefly<E: Env>(&self, vcpu: &Vcpu, requests: u64, env: &mut E) -> bool {
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
@@ -130,8 +131,8 @@ impl Gnomon {
         }
     }
 
-    /// What an attempt to reach guest memory comes to that was not resolved. If it is about to fill 2 MiB with zeroes, and few are
-    /// left that were made ahead, a hart that is idle goes on to make some.
+    /// Converts the reason why an attempt to reach guest memory was not resolved. If it is about to fill 2 MiB with
+    /// zeroes, and few are left that were made ahead, a hart that is idle goes on to make some.
     #[cold]
     #[inline(never)]
     pub(crate) fn unresolved<E: Env>(&self, why: Unresolved, env: &mut E) -> Unresolved<Unreachable> {
@@ -176,7 +177,7 @@ impl Gnomon {
         }
     }
 
-    /// Whether all VMs have ended.
+    /// Returns whether all VMs have ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.vms.is_empty()

@@ -141,12 +141,12 @@ fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     Ok(Answer::Done)
 }
 
-/// Whether all vCPUs have left their harts.
+/// Returns whether all vCPUs have left their harts.
 fn is_still(g: &Gnomon, vm: &Vm) -> bool {
     g.vms.tenant(vm, |tenant| tenant.is_still()) == Some(true)
 }
 
-/// Whether it has stopped, and why. What was there for a step is taken away then.
+/// Returns whether the VM has stopped, and why. What was there for a step is taken away then.
 fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
     if !is_still(g, vm) {
         return Ok(Stopped::Not);
@@ -191,7 +191,7 @@ fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {
     with(g, vm, vcpu, |run| run.satp())
 }
 
-/// Where a virtual address leads by the guest's own tables, whatever they allow.
+/// Translates a virtual address by the guest's own tables, whatever they allow.
 fn physical<E: Env>(vm: &Vm, satp: u64, gva: u64, env: &E) -> Done<Addr<Gpa>> {
     let guard = vm.memory.lock();
     let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };

@@ -1,7 +1,7 @@
-//! What is answered on the control channel ([`abi::control`]).
+//! The answers to requests on the control channel ([`abi::control`]).
 //!
-//! Nothing is done before somebody asks, and no more than one request at a time: the next has its turn 0.1 ms later, so a flood of
-//! them does not keep a hart from its guest. No answer waits for anybody.
+//! Nothing is done before a request comes, and no more than one request at a time: the next has its turn 0.1 ms later,
+//! so a flood of them does not keep a hart from its guest. No answer waits for a vCPU or a device.
 
 use crate::control::connections;
 use crate::control::debug;
@@ -46,7 +46,7 @@ pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// What is answered to a frame; nothing to what is no message, since nobody waits for that.
+/// Answers a frame. A frame that is no message has no answer, since no client waits for one.
 pub fn answer_frame<E: Env>(g: &Gnomon, frame: Result<Vec<u8>, Bad>, env: &mut E) -> Option<Vec<u8>> {
     let (number, answer) = match frame.and_then(|mut frame| decode(&mut frame)) {
         Ok((number, request)) => (number, answer(g, request, env)),
@@ -152,7 +152,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
 
 const NO_VM: &str = "there is no such VM, or not yet";
 
-/// Somebody's counters, in the order of their names.
+/// Returns the counters of a VM, vCPU or hart, in the order of their names.
 fn counters(g: &Gnomon, whose: Whose) -> Option<Vec<(&'static str, u64)>> {
     let Whose::Vm(number) = whose else { return Some(g.host_counters().into_iter().collect()) };
     let gone = g.vms.reports().iter().find(|report| report.number == number).cloned();

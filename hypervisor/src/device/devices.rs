@@ -23,12 +23,12 @@ pub struct Devices {
     console: Option<usize>,
 }
 
-/// What is at a guest physical address where there is no RAM.
+/// The target of an access to a guest physical address where there is no RAM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// The interrupt controller.
     Plic,
-    /// That one of the devices; 0 is the UART.
+    /// The device of that number; 0 is the UART.
     Device(usize),
 }
 
@@ -86,7 +86,7 @@ impl Devices {
         }
     }
 
-    /// Whether device number `at` is the virtio console.
+    /// Returns whether device number `at` is the virtio console.
     pub(crate) fn is_console(&self, at: usize) -> bool {
         self.console == Some(at)
     }
@@ -184,7 +184,7 @@ impl Devices {
         has_changed
     }
 
-    /// The same for all of them.
+    /// Passes on the lines of all devices.
     pub fn pass_lines(&mut self) -> bool {
         let count = self.iter().count();
         (0..count).fold(false, |changed, at| self.pass_line(at) | changed)

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 pub const START: u64 = 0x0c00_0000;
 /// Bytes of the register file.
 const BYTES: u64 = 0x60_0000;
-/// Where it is.
+/// The PLIC's place on the board.
 pub const PLACE: Place = Place { start: START, bytes: BYTES };
 /// Interrupt sources, 1..=95; source 0 does not exist.
 pub const SOURCES: u32 = 95;
@@ -112,7 +112,7 @@ impl Plic {
         Answer::Done(())
     }
 
-    /// Whether `offset` is that of a claim register.
+    /// Returns whether `offset` is that of a claim register.
     #[must_use]
     pub fn claims(offset: u64) -> bool {
         (CONTEXT..BYTES).contains(&offset) && (offset - CONTEXT) % CONTEXT_STRIDE == 4
@@ -170,7 +170,7 @@ impl Plic {
         }
     }
 
-    /// Whether a source's line is high, as [`Plic::set_level`] was last told.
+    /// Returns whether a source's line is high, by the last call of [`Plic::set_level`].
     #[must_use]
     pub fn is_high(&self, source: u32) -> bool {
         let (word, mask) = bit(source);
@@ -235,7 +235,7 @@ impl Plic {
         Ok(())
     }
 
-    /// Whether the S-mode context of hart `hart` interrupts it.
+    /// Returns whether the S-mode context of hart `hart` interrupts it.
     #[must_use]
     pub fn interrupts_hart(&self, hart: u32) -> bool {
         self.best(2 * hart as usize + 1).is_some()

@@ -36,11 +36,11 @@ pub struct Rtc {
     start: u64,
     source: u32,
     clock: Clock,
-    /// What the guest's clock is ahead of the host's, in nanoseconds modulo 2^64.
+    /// The nanoseconds that the guest's clock is ahead of the host's, modulo 2^64.
     ahead: u64,
     /// The upper half of the time whose lower half was read last.
     high: u32,
-    /// When the alarm goes off, in nanoseconds of the guest's clock.
+    /// The time of the alarm, in nanoseconds of the guest's clock.
     alarm: u64,
     is_set: bool,
     is_pending: bool,

@@ -1,9 +1,9 @@
-//! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from
-//! there). Whoever polls finds the transmitter empty at all times, but the interrupt that says so comes a moment after the
-//! last byte: a driver that goes on in its interrupt handler for as long as there is room comes to an end.
+//! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from there). A driver that
+//! polls finds the transmitter empty at all times, but the interrupt that says so comes a moment after the last byte: a
+//! driver that goes on in its interrupt handler for as long as there is room comes to an end.
 //!
-//! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
-//! many, or at [`Uart::moment`].
+//! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when
+//! there are many, or at [`Uart::moment`].
 
 mod saved;
 
@@ -50,7 +50,7 @@ const LSR_READY: u8 = 1 << 0;
 const LSR_OVERRUN: u8 = 1 << 1;
 const LSR_THRE: u8 = 1 << 5;
 const LSR_EMPTY: u8 = 1 << 6;
-/// DCD, DSR and CTS: somebody listens.
+/// DCD, DSR and CTS: the other end listens.
 const MSR_CONNECTED: u8 = 0xb0;
 
 /// The device.
@@ -67,14 +67,14 @@ pub struct Uart {
     thre: bool,
     /// The transmitter will say that it is empty.
     draining: bool,
-    /// What is to leave.
+    /// Bytes that wait to leave.
     sending: ArrayVec<u8, MOST_SENDING>,
     /// The guest has claimed an interrupt since that one was raised.
     thre_seen: bool,
     received: VecDeque<u8>,
-    /// How often LSR is still to be read before `received` is there.
+    /// The number of reads of LSR until `received` is present.
     quiet: u8,
-    /// What loopback has sent to itself.
+    /// Bytes that loopback has sent to itself.
     looped: VecDeque<u8>,
 }
 
@@ -113,7 +113,7 @@ impl Uart {
         }
     }
 
-    /// Whether a byte from the outside can be taken.
+    /// Returns whether a byte from the outside can be taken.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.received.len() < BACKLOG
@@ -133,13 +133,13 @@ impl Uart {
         self.received.pop_front()
     }
 
-    /// Whether something came from the outside that was not taken.
+    /// Returns whether there are bytes from the outside that the guest has not taken.
     #[must_use]
     pub fn has_received(&self) -> bool {
         !self.received.is_empty()
     }
 
-    /// What came from the outside, the oldest byte first. It stays.
+    /// Returns the bytes that came from the outside, the oldest first. It stays.
     pub fn received(&self) -> impl Iterator<Item = u8> {
         self.received.iter().copied()
     }
@@ -149,7 +149,7 @@ impl Uart {
         self.received.drain(..count);
     }
 
-    /// Whether RBR holds a byte.
+    /// Returns whether RBR holds a byte.
     fn is_ready(&self) -> bool {
         if self.mcr & MCR_LOOP != 0 { !self.looped.is_empty() } else { self.quiet == 0 && !self.received.is_empty() }
     }
@@ -195,7 +195,7 @@ impl Uart {
         }
     }
 
-    /// Whether it is worth while to let go what is to leave: a line, or a lot.
+    /// Returns whether the waiting bytes are worth sending now: a line, or a lot.
     fn has_lot(&self) -> bool {
         self.sending.len() >= LOT || self.sending.last() == Some(&b'\n')
     }
@@ -206,8 +206,8 @@ impl Uart {
         self.sent(taken);
     }
 
-    /// Takes a byte to be sent, if nothing comes of that but one byte more of those that wait to leave: no line that changes, nobody to
-    /// be told. Else nothing has happened.
+    /// Takes a byte to be sent if that only adds it to the bytes that wait to leave: no line changes, and nothing has
+    /// to be notified. Else nothing has happened.
     #[inline(always)]
     pub fn take(&mut self, byte: u8) -> bool {
         let waiting = self.sending.len();
@@ -227,23 +227,23 @@ impl Uart {
         self.sending.try_push(byte).is_ok()
     }
 
-    /// What is to leave at some time.
+    /// Returns the bytes that wait to leave.
     #[must_use]
     pub fn sending(&self) -> &[u8] {
         &self.sending
     }
 
-    /// So many bytes of that have left.
+    /// Removes the first `count` bytes, which have left.
     pub fn sent(&mut self, count: usize) {
         self.sending.drain(..count);
     }
 
-    /// Whether another byte can be written.
+    /// Returns whether another byte can be written.
     fn can_send(&self) -> bool {
         self.sending.len() < MOST_SENDING
     }
 
-    /// Whether there is to be a [`Device::moment`] soon.
+    /// Returns whether a [`Device::moment`] is due soon.
     fn wants_moment(&self) -> bool {
         self.draining || !self.sending.is_empty()
     }
@@ -375,7 +375,7 @@ impl Device for Uart {
         }
     }
 
-    /// What came from the outside is still there to be read.
+    /// Resets the UART. Bytes that came from the outside can still be read.
     fn reset(&mut self) {
         *self = Self { received: core::mem::take(&mut self.received), ..Self::default() };
     }

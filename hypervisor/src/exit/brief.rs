@@ -1,7 +1,7 @@
-//! Brief exits: those that are over so soon that their hart need not say that it has left the guest.
+//! Brief exits: exits that are over so soon that their hart need not say that it has left the guest.
 //!
-//! They wait for nobody: a lock that somebody has makes them exits like all others. What they change of the VM's tables they change
-//! with its `memory` held, and it is nothing that another hart has to be told of.
+//! A brief exit waits for no other hart: if a lock is held, the exit is handled like all others. It changes the VM's
+//! tables with the VM's `memory` held, and only in ways that no other hart has to be told of.
 
 use super::memory;
 use super::mmio;

@@ -31,7 +31,7 @@ pub(super) fn sends(run: &mut VcpuRun) -> Brief {
     }
 }
 
-/// The same for a page fault on shadow tables, by a way that the vCPU remembers.
+/// Sends by a page fault on shadow tables, by a way that the vCPU remembers.
 #[inline(never)]
 pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
     let context = &run.context;
@@ -56,7 +56,7 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
     }
 }
 
-/// Whether `tinst` says anything of the instruction: it may be 0, or be about an implicit access.
+/// Returns whether `tinst` describes the instruction: it may be 0, or describe an implicit access.
 const fn tells_instruction(tinst: u64) -> bool {
     tinst & 1 != 0
 }
@@ -138,7 +138,7 @@ fn count(run: &VcpuRun, target: Target) {
     }
 }
 
-/// Whether an access to it may have sent something to other VMs.
+/// Returns whether an access to the target may have sent something to other VMs.
 const fn may_send(target: Target) -> bool {
     !matches!(target, Target::Plic | Target::Device(0))
 }

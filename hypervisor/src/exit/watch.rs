@@ -1,8 +1,8 @@
 //! The watch over guests that can make no progress, and of which no exit need tell.
 //!
-//! A kernel whose trap handler cannot be fetched traps there for ever: RISC-V has no double fault. On hardware it
-//! would spin until somebody turns the machine off; here its VM ends with a message. That takes proof, for user mode
-//! can make each single look suspicious (a jump to the handler's address is a fetch fault there, and the timer may come at the
+//! A kernel whose trap handler cannot be fetched traps there for ever: RISC-V has no double fault. On hardware it would
+//! spin until the machine is turned off; here its VM ends with a message. That takes proof, for user mode can make each
+//! single look suspicious (a jump to the handler's address is a fetch fault there, and the timer may come at the
 //! handler's first instruction):
 //!
 //! 1. the vCPU is in supervisor mode at its handler, and came there from supervisor mode by a fetch fault at the

@@ -1,5 +1,5 @@
-//! What the exit path needs from the hart it runs on. The binary implements it with instructions,
-//! tests with plain data.
+//! The services that the exit path needs from the hart it runs on. The binary implements it with instructions, tests
+//! with plain data.
 
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
@@ -8,7 +8,7 @@ use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
 pub trait Env {
-    /// How host RAM is reached.
+    /// The access to host RAM.
     type Mem: PhysMem;
 
     /// Host RAM.
@@ -31,8 +31,8 @@ pub trait Env {
     fn user_environment(&self) -> u64;
     /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
-    /// Whether an interrupt is pending for the loaded vCPU that its `sie` enables (whatever SIE is: that
-    /// is when WFI ends).
+    /// Returns whether an interrupt is pending for the loaded vCPU that its `sie` enables, whatever SIE is: WFI ends
+    /// then.
     fn interrupt_pending(&self) -> bool;
     /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`, in S mode `mip.STIP`), for guests without Sstc.
     fn set_timer_interrupt(&mut self, high: bool);
@@ -78,7 +78,7 @@ pub trait Env {
     /// This hart calls [`crate::io::serial::go_on`] soon, whatever its guest does; and looks after the devices of the guest in that slot
     /// then, if one is named.
     fn attend_soon(&mut self, guest: Option<usize>);
-    /// The same at `time` of the host, or a little later, for that guest.
+    /// Like [`Env::attend_soon`], but at `time` of the host or a little later, for the devices of that guest.
     fn attend_at(&mut self, time: u64, guest: usize);
     /// This hart calls [`crate::life::lifecycle::go_on`] within a millisecond or so, whatever its guest does.
     fn go_on_soon(&mut self);

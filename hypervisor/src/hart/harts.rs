@@ -17,22 +17,23 @@ use mmu::frames::Frames;
 /// Most harts that Gnomon uses; the rest stay parked.
 pub const MAX_HARTS: usize = 64;
 
-/// What all harts may see of one.
+/// The state of a hart that all harts may see.
 #[derive(Debug, Default)]
 pub struct HartShared {
     sequence: AtomicU64,
     vm: AtomicUsize,
     /// Host RAM, with some at its hand.
     pub frames: Frames,
-    /// Whether it waits for work.
+    /// Set while the hart waits for work.
     pub idle: AtomicBool,
-    /// Whether a vCPU is loaded. Nobody else writes it.
+    /// Set while a vCPU is loaded. Only the hart itself writes it.
     pub has_guest: AtomicBool,
-    /// Whether its vCPU keeps it although it waits for another one's store, because nobody else was ready.
+    /// Set while the hart's vCPU keeps it although the vCPU waits for another one's store, because no other vCPU was
+    /// ready.
     pub spins: AtomicBool,
-    /// What it did.
+    /// The hart's counters.
     pub counters: HartCounters,
-    /// What it notes for whoever asks.
+    /// The hart's notes, for the probe.
     pub probe: Noted,
 }
 
@@ -69,7 +70,7 @@ impl HartShared {
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the hart is in (or about to enter) the guest in slot `vm`.
+    /// Returns the hart's sequence number if it is in (or about to enter) the guest in slot `vm`.
     fn in_guest_of(&self, vm: usize) -> Option<u64> {
         let sequence = self.sequence.load(Ordering::SeqCst);
         (sequence & 1 == 1 && self.vm.load(Ordering::Relaxed) == vm).then_some(sequence)

@@ -1,11 +1,12 @@
-//! Who runs where: for each hart a queue of those that are ready, and a list of those that wait, behind a lock of its own.
+//! The scheduler: for each hart a queue of ready vCPUs and a list of waiting ones, behind a lock of its own.
 //!
-//! While there are no more started vCPUs than harts, each has a hart to itself, WFI stays in the
-//! guest and no slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.
+//! While there are no more started vCPUs than harts, each vCPU has a hart to itself, WFI stays in the guest and no
+//! slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.
 //!
-//! A hart takes whoever has been ready longest on the whole machine, from its own queue or another's. So all get as much as
-//! from one queue, and no lock is common to all harts. A vCPU that gave its hart away because it waits for another one's store
-//! counts as ready only somewhat later ([`Sched::requeue`]): first comes who can make progress.
+//! A hart takes the vCPU that has been ready longest on the whole machine, from its own queue or another's. So all
+//! vCPUs get as much as from one queue, and no lock is common to all harts. A vCPU that gave its hart away because it
+//! waits for another one's store counts as ready only somewhat later ([`Sched::requeue`]): vCPUs that can make progress
+//! come first.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::SeqCst;
@@ -88,7 +89,8 @@ impl Sched {
         (self.surplus.load(SeqCst) + self.queues.len() as isize) as usize
     }
 
-    /// Whether there are more of them than harts. Whoever changes that kicks the harts that must know.
+    /// Returns whether there are more started vCPUs than harts. The hart that changes that kicks the harts that must
+    /// know.
     #[inline(always)]
     #[must_use]
     pub fn is_overcommitted(&self) -> bool {
@@ -101,7 +103,7 @@ impl Sched {
         self.queues.iter().map(|queue| queue.since.load(SeqCst)).min().unwrap_or(u64::MAX)
     }
 
-    /// Whether a vCPU is ready to run.
+    /// Returns whether a vCPU is ready to run.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         self.ready_since() != u64::MAX
@@ -178,8 +180,8 @@ impl Sched {
         }
     }
 
-    /// Takes all vCPUs of the VM of that number that are ready or wait; they are no longer started. One that comes to a queue meanwhile may
-    /// be missed: whoever takes it finds what was posted to it.
+    /// Takes all vCPUs of the VM of that number that are ready or wait; they are no longer started. A vCPU that is
+    /// queued meanwhile may be missed: the hart that takes it finds what was posted to it.
     pub fn remove_vm(&self, vm: u64) -> Vec<Box<VcpuRun>> {
         let mut out = Vec::new();
         for queue in &self.queues {

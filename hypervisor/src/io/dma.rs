@@ -23,7 +23,7 @@ impl<E: Env> Reach<'_, E> {
     }
 }
 
-/// What a device is told when memory cannot be reached.
+/// Converts the reason why memory cannot be reached, for a device.
 fn unreached(why: Unreachable) -> Unreached {
     // A VM without memory is on its way to start over: before it has some again, its devices are reset.
     if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }

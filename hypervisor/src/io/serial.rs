@@ -111,7 +111,7 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// The same, after what the guest's UART still has to send: nothing, if that is not taken.
+/// Prints bytes after the rest of the output of the guest's UART; prints nothing if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
     if vm.has_moment.load(Ordering::SeqCst) {
         give_moment(g, vm, env);
@@ -136,7 +136,7 @@ fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     lines::settle_all(g, vm, devices, env);
 }
 
-/// How far a guest's devices reach, from this hart.
+/// The access of a guest's devices to the outside, from this hart.
 pub struct Reach<'a, E> {
     /// All.
     pub g: &'a Gnomon,
@@ -144,16 +144,16 @@ pub struct Reach<'a, E> {
     pub vm: &'a Vm,
     /// The hart.
     pub env: &'a mut E,
-    /// What becomes of output.
+    /// The handling of output.
     pub output: Output,
 }
 
-/// What becomes of output.
+/// The handling of output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// It is printed, with what others have left.
+    /// The output is printed, together with output that was left.
     Print,
-    /// It is left for whoever prints next.
+    /// The output is left for the next hart that prints.
     Leave,
 }
 
@@ -289,8 +289,8 @@ fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>,
     lines::settle_all(g, vm, devices, env);
 }
 
-/// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
-/// sends.
+/// Returns whether there is room for the next byte. If not, input stays in the port, which passes that on to the
+/// sender.
 fn has_taker(g: &Gnomon) -> bool {
     // Asked anew each time: somebody else may listen by now.
     let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));

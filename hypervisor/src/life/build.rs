@@ -1,5 +1,5 @@
-//! What a VM has from its start to its end, or its next start: memory, devices as after a reset, and a device tree. It is made in
-//! portions.
+//! Building a VM: the resources that it has from its start to its end, or to its next start. These are memory, devices
+//! as after a reset, and a device tree. It is made in portions.
 
 use crate::device::board;
 use crate::device::offer::GuestMode;
@@ -42,11 +42,11 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     Ok(translation.lists(config))
 }
 
-/// Why a VM is not built.
+/// The reason why a VM is not built.
 pub(crate) enum Unbuilt {
     /// There is no frame for it now.
     NoFrame(AllocError),
-    /// It cannot be, with a message.
+    /// The VM cannot be built, with a message.
     Never(String),
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn wire<E: Env>(
     Ok(Some(page))
 }
 
-/// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
+/// Returns the number of frames that a VM may own: its RAM, the tables for it, some to spare for tables of sparse
 /// regions, and its shadow tables. Documented in `docs/memory.md`.
 fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     let ram = config.memory_bytes / PAGE_BYTES;
@@ -150,7 +150,8 @@ fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     most + ram / 256 + 64 + table_frames
 }
 
-/// Whether the host can keep what it promises to all VMs that there are. If they may want more than it has, pages will have to go.
+/// Checks that the host can keep its promises to all present VMs. If they may want more memory than it has, pages will
+/// have to go.
 fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
     let config = &vm.config;
     if config.reserve_bytes > config.limit_bytes.unwrap_or(config.memory_bytes).min(config.memory_bytes) {

@@ -1,5 +1,5 @@
-//! How VMs are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and have its memory and its
-//! slot then.
+//! The life of VMs: they are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and
+//! have its memory and its slot then.
 //!
 //! ```text
 //!  wish ──► create ──► start ──► running ◄──► paused      create: a slot, the VM, its vCPUs, its console
@@ -9,8 +9,8 @@
 //!                             └──► destroy
 //! ```
 //!
-//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the
-//! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
+//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the harts notice
+//! [`request::PARK`]. The hart that parks the last one does the rest.
 
 use crate::device::board;
 use crate::device::offer::GuestMode;
@@ -329,10 +329,10 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     }
 }
 
-/// Why a vCPU that somebody has finds its VM's slot.
+/// The reason why a vCPU in hand implies that its VM is in its slot.
 const STAYS: &str = "a VM whose vCPUs are not all parked stays in its slot";
 
-/// What remains to be done for a VM that ends or restarts when all its vCPUs are parked.
+/// Does the rest for a VM that ends or restarts, when all its vCPUs are parked.
 fn leave<E: Env>(g: &Gnomon, vm: Arc<Vm>, env: &mut E) {
     {
         let mut phase = vm.phase.lock();
@@ -452,7 +452,7 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
     }
 }
 
-/// Why a VM is not built where frames are free.
+/// The reason why a VM is not built although frames are free.
 const IN_PIECES: &str = "no memory for its tables: what is free is in pieces";
 
 /// Builds a VM's memory, if there is room for it now.
@@ -495,12 +495,12 @@ fn wait_for_room<E: Env>(g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) ->
     }
 }
 
-/// Whether the end of a VM that is about to start is asked for: then nothing more is done for it.
+/// Returns whether the end of a VM that is about to start is asked for: then nothing more is done for it.
 fn is_to_end(vm: &Vm) -> bool {
     matches!(*vm.phase.lock(), Phase::Leaving(Departure::End(_)))
 }
 
-/// What comes when a VM's memory is built.
+/// Returns the work that follows when a VM's memory is built.
 fn built(g: &Gnomon, vm: &Vm, frames: &Frames) -> Work {
     let Some(gigapages) = Gigapages::of(g, vm) else { return Work::Furnish(Ready::Nothing) };
     g.chores.gigapages.fetch_add(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@
 pub struct Clock {
     /// Ticks of `time` in a second.
     pub timebase: u64,
-    /// What the time of day was when `time` was 0, in nanoseconds since 1970, modulo 2^64.
+    /// The time of day when `time` was 0, in nanoseconds since 1970, modulo 2^64.
     pub zero: u64,
 }
 
@@ -25,7 +25,7 @@ impl Clock {
         self.zero.wrapping_add((now as u128 * NANOSECONDS / self.timebase as u128) as u64)
     }
 
-    /// So many nanoseconds in ticks, rounded up.
+    /// Converts nanoseconds to ticks, rounded up.
     pub(crate) const fn ticks(&self, nanoseconds: u64) -> u64 {
         // Less than 2^64: no timebase is beyond 1 GHz by so much, and later than that is never.
         let ticks = (nanoseconds as u128 * self.timebase as u128).div_ceil(NANOSECONDS);

@@ -4,7 +4,7 @@ use abi::tunable::{ALL, Id, SettingError, parse};
 use core::array;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The values. Nobody waits for another to see a change.
+/// The values of the tunables. No hart waits for another to see a change.
 #[derive(Debug)]
 pub struct Tunables([AtomicU64; ALL.len()]);
 
@@ -22,7 +22,7 @@ impl Tunables {
         self.0[id as usize].load(Relaxed)
     }
 
-    /// Whether a switch is on.
+    /// Returns whether a switch is on.
     #[inline]
     #[must_use]
     pub fn is_on(&self, id: Id) -> bool {

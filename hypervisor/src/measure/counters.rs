@@ -44,7 +44,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What one vCPU did.
+    /// The counters of one vCPU.
     VcpuCounters {
         /// Traps out of the guest into Gnomon.
         exits = "exits.total",
@@ -168,7 +168,7 @@ counters! {
 }
 
 counters! {
-    /// What one hart of the host did, whichever guest it ran.
+    /// The counters of one hart of the host, whichever guest it ran.
     HartCounters {
         /// IPIs sent to other harts.
         ipis = "ipis.sent",
@@ -181,12 +181,12 @@ counters! {
     }
 }
 
-/// What Gnomon's heap has to say.
+/// The statistics of Gnomon's heap.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct HeapUse {
     /// Bytes in use.
     pub used: u64,
-    /// How often a hart has waited for its lock.
+    /// The number of times that a hart has waited for the heap's lock.
     pub waits: u64,
 }
 

@@ -32,16 +32,17 @@ use mmu::shadow::Upkeep;
 use rv::csr::atp::Satp;
 use rv::{BriefExits, Mode};
 
-/// How the shadow tables are kept in step.
+/// The upkeep of the shadow tables.
 pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;
 
-/// So many fences since the last look are many: the lane comes to the end of its log some time after.
+/// The number of fences since the last look from which on there are many: the lane comes to the end of its log some
+/// time after.
 const MANY: u64 = 200;
 
 /// Whether a VM can be both behind the G-stage and steered.
 ///
 /// # Errors
-/// A message, if not.
+/// A message, if it cannot.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         return Err(
@@ -51,8 +52,8 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     shadow::check(UPKEEP, config, offer).map_err(|message| format!("mmu = adaptive is steered at times: {message}"))
 }
 
-/// What the traps of a steered vCPU have taken so far, in instructions or thereabouts, by how many there were: time itself would be
-/// a hart's own affair, and another one each time.
+/// Estimates the cost of a steered vCPU's traps so far, in instructions or thereabouts, from their numbers: time itself
+/// would depend on the hart, and differ each time.
 fn spent(counters: &VcpuCounters) -> u64 {
     /// In the lane (docs/lane.md).
     const LANE: u64 = 85;
@@ -89,8 +90,9 @@ fn has_fenced_much(run: &mut VcpuRun) -> bool {
     fences(&run.shared.counters) >= adapts.busy_at
 }
 
-/// It is to be looked at soon: at once, if what there was since the last look is far too much already. Else what follows is measured by
-/// itself; if as much comes again, a look is due then, and if not, an interval later, for what is measured must not be too short.
+/// Schedules a look at the vCPU soon: at once, if the cost since the last look is far too much already. Else what
+/// follows is measured by itself; if as much comes again, a look is due then, and if not, an interval later, for what
+/// is measured must not be too short.
 fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
     let (satp, limit) = (run.bank.csrs.vsatp, g.tunables.get(Id::AdaptShare));
@@ -112,7 +114,7 @@ fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     (microseconds * g.offer.timebase / 1_000_000).max(1)
 }
 
-/// How often a vCPU is looked at, in ticks.
+/// Returns the interval between looks at a vCPU, in ticks.
 fn interval(g: &Gnomon) -> u64 {
     ticks(g, g.tunables.get(Id::AdaptLook).max(100))
 }
@@ -275,7 +277,7 @@ impl Adapts {
         (self.spent, self.since, self.busy_at) = (spent, now, fences + MANY);
     }
 
-    /// How many intervals it is until the next look.
+    /// Returns the number of intervals until the next look.
     fn calm(&mut self, has_changed: bool, chosen: Choice) -> u64 {
         const MOST: u32 = 4;
         self.calm = if has_changed { 0 } else { (self.calm + 1).min(MOST) };

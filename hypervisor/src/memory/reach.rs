@@ -23,7 +23,7 @@ impl Vm {
         self.translation.reach(g, self, (gpa, access), ready, env)
     }
 
-    /// The same for all pages of a range.
+    /// Like [`Vm::reach`], for all pages of a range.
     ///
     /// # Errors
     /// As for [`Vm::reach`].
@@ -37,7 +37,7 @@ impl Vm {
         by_page(gpa, bytes).try_for_each(|(at, _)| self.reach(g, (at, access), ready, env).map(|_| ()))
     }
 
-    /// Does something with a page of guest memory while nobody can take it away: under the VM's lock.
+    /// Calls `act` on a page of guest memory while it cannot be taken away: under the VM's lock.
     ///
     /// # Errors
     /// As for [`Vm::reach`]; `act` has not been called then.

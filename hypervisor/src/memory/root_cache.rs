@@ -1,4 +1,4 @@
-//! When Gnomon writes to the page that a vCPU's kernel shares.
+//! The occasions on which Gnomon writes to the page that a vCPU's kernel shares.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

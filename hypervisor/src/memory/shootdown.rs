@@ -1,9 +1,10 @@
-//! Other harts' TLBs, when a VM's tables change.
+//! Flushes of other harts' TLBs when a VM's tables change.
 //!
-//! A VM has a generation, and a set of harts where it is live; each hart remembers which generation it has fenced for. Whoever edits
-//! the tables takes those harts out of the set that are not in the guest, counts the generation up, and drives the rest out. A hart
-//! that finds another generation than its own before it enters says that the VM is live there again, and fences. So a VM that
-//! others have had to do with costs them something once, and a VM that is live on one hart costs nobody anything.
+//! A VM has a generation, and a set of harts where it is live; each hart remembers the generation that it has fenced
+//! for. A hart that edits the tables takes those harts out of the set that are not in the guest, counts the generation
+//! up, and drives the rest out. A hart that finds another generation than its own before it enters says that the VM is
+//! live there again, and fences. So a VM that others have had to do with costs them something once, and a VM that is
+//! live on one hart costs the others nothing.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -11,8 +12,9 @@ use crate::hart::harts;
 use crate::vm::Vm;
 use core::sync::atomic::Ordering;
 
-/// Makes all other harts forget translations of the VM: whoever is in its guest leaves it, whoever enters it fences first. The
-/// caller holds the VM's memory, so that nobody else does the same meanwhile, or is the last to have to do with it.
+/// Makes all other harts forget translations of the VM: a hart that is in its guest leaves it, and a hart that enters
+/// it fences first. The caller holds the VM's memory, so that no other hart does the same meanwhile, or is the last to
+/// have to do with it.
 #[inline(never)]
 pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let me = env.hart();

@@ -16,7 +16,7 @@ pub enum Way {
 
 /// A swap device: pages of 4 KiB, by number.
 pub trait Disk: Send {
-    /// How many pages it has.
+    /// Returns the number of pages of the device.
     fn pages(&self) -> u64;
 
     /// Begins to read or to write a page. The frame is the device's until the request is finished.
@@ -41,7 +41,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// So many, all free.
+    /// Makes a set of `pages` slots, all free.
     pub fn new(pages: u64) -> Self {
         let mut free = Vec::new();
         free.resize((pages / 64) as usize, u64::MAX);
@@ -51,7 +51,7 @@ impl Slots {
         Self { free, count: pages, at: 0, bad: Vec::new() }
     }
 
-    /// How many are free.
+    /// Returns the number of free slots.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -91,7 +91,7 @@ impl Slots {
     }
 }
 
-/// Where on the device the originals are that have been there.
+/// The places on the device of the originals that have been there.
 #[derive(Default)]
 pub(crate) struct Shelf {
     /// By number; less than all are known until one is put there.
@@ -102,7 +102,7 @@ pub(crate) struct Shelf {
 impl Shelf {
     const NOWHERE: u32 = u32::MAX;
 
-    /// How many are there.
+    /// Returns the number of originals there.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -113,7 +113,7 @@ impl Shelf {
         Some(SwapSlot(slot.into()))
     }
 
-    /// It is on that page of the device from now on.
+    /// Records that an original is on that page of the device.
     pub fn put(&mut self, number: u64, SwapSlot(slot): SwapSlot) {
         let needed = (number as usize + 1).max(self.slots.len());
         self.slots.resize(needed, Self::NOWHERE);
@@ -121,7 +121,7 @@ impl Shelf {
         self.count += 1;
     }
 
-    /// Whether it can be written down that an original is there.
+    /// Returns whether the shelf can record an original on that page.
     pub const fn may_have(SwapSlot(slot): SwapSlot) -> bool {
         slot < Self::NOWHERE as u64
     }

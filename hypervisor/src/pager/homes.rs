@@ -1,4 +1,4 @@
-//! Where the boot loader has put images.
+//! The places where the boot loader has put images.
 
 use abi::bundle::Segment;
 use alloc::vec::Vec;

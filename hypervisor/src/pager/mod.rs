@@ -1,5 +1,5 @@
-//! Paging: guests may be given more memory together than the host has. Pages that nobody uses go to a swap device, and come back
-//! when they are touched.
+//! Paging: guests may be given more memory together than the host has. Pages that are not used go to a swap device, and
+//! come back when they are touched.
 //!
 //! ```text
 //!   reach: no frame ──► short_of ──► the vCPU waits ◄───────────────────────┐
@@ -9,15 +9,15 @@
 //!                            └────► reclaim: a portion of a sweep ──────────┘
 //! ```
 //!
-//! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still idle
-//! when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to nowhere, others to the
-//! device. The VMs' `reserve` stays.
+//! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still
+//! idle when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to nowhere,
+//! others to the device. The VMs' `reserve` stays.
 //!
 //! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
 //! back, and what was written is forgotten (*rescue*).
 //!
-//! The pages of images are nobody's alone. The sweep comes to them after the VMs, takes those that no VM has touched, and writes each
-//! to the device once ([`originals`]).
+//! The pages of images belong to no single VM. The sweep comes to them after the VMs, takes those that no VM has
+//! touched, and writes each to the device once ([`originals`]).
 //!
 //! Locks: a VM's memory, then the pager's.
 
@@ -52,11 +52,11 @@ pub(crate) const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
 pub(crate) const STOCK: usize = 4;
 
-/// What is to be done about a page that is out.
+/// The next step for a page that is out.
 pub(crate) enum Fetched {
-    /// It is there, or on its way elsewhere: the access is attempted anew.
+    /// The page is present, or on its way elsewhere: the access is attempted anew.
     Again,
-    /// It comes, or something else has to come first.
+    /// The page is being read, or something else has to come first.
     Waits,
     /// There is no frame for it.
     NoFrame(AllocError),
@@ -71,15 +71,15 @@ pub(crate) struct Request {
     pub(crate) way: Way,
     pub(crate) whose: Whose,
     pub(crate) slot: SwapSlot,
-    /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
+    /// The frame; `None` if the guest has it back already, or the part that handles the end of the request has it.
     pub(crate) frame: Option<Run>,
-    /// How it comes, if it does.
+    /// The way in which the page becomes present, if it is read.
     pub(crate) comes: Comes,
-    /// Nobody asks for what is on the page of the device any more.
+    /// Set if the content of the page of the device is no longer wanted.
     pub(crate) is_moot: bool,
 }
 
-/// Whose page a request is about.
+/// The owner of the page that a request is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Whose {
     /// A VM's.
@@ -98,7 +98,7 @@ impl Whose {
     }
 }
 
-/// What has been counted. All only grow.
+/// The pager's counters. All only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) reads: atomic::AtomicU64,
@@ -111,20 +111,20 @@ pub struct Counters {
     pub(crate) image_reads: atomic::AtomicU64,
 }
 
-/// What VMs share of paging.
+/// The state of paging that VMs share.
 pub struct Pager {
     pub(crate) inner: Mutex<Inner>,
-    /// Whoever has it sweeps.
+    /// The state of the sweep. The hart that holds the lock sweeps.
     pub(crate) clock: Mutex<clock::Clock>,
-    /// Whether a VM may have to give memory away.
+    /// Set if a VM may have to give memory away.
     pub(crate) is_on: AtomicBool,
     /// Requests that the device has not finished.
     pub(crate) in_flight: AtomicUsize,
     /// Those of them by which a page leaves memory.
     pub(crate) leaving: AtomicUsize,
-    /// Whether a frame is wanted that the host has not.
+    /// Set if a frame is wanted that the host does not have.
     pub(crate) is_short: AtomicBool,
-    /// Frames that are to be free for somebody who needs some side by side; 0: nobody does.
+    /// The number of frames that are to be free side by side, for a caller that needs that; 0: none does.
     pub(crate) aim: AtomicU64,
     /// Pages that have gone for that.
     pub(crate) gone_for_it: AtomicU64,
@@ -132,14 +132,15 @@ pub struct Pager {
     pub(crate) over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
     pub(crate) waiting: AtomicU64,
-    /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
+    /// The goal of a sweep that found nothing to take, and the count of events then: it means something until the next
+    /// one.
     pub(crate) exhausted: Mutex<Option<(u64, Goal)>>,
     /// VMs that are to end, and why.
     pub(crate) doomed: Mutex<Vec<(Handle, String)>>,
     pub(crate) has_doomed: AtomicBool,
     /// Counts what a vCPU may have waited for.
     pub(crate) events: AtomicU64,
-    /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
+    /// The host time when guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]).
     pub(crate) shaken_at: AtomicU64,
     pub(crate) counters: Counters,
 }
@@ -193,7 +194,7 @@ impl Pager {
         }
     }
 
-    /// Whether it has a swap device.
+    /// Returns whether there is a swap device.
     #[must_use]
     pub fn has_disk(&self) -> bool {
         self.inner.lock().disk.is_some()
@@ -223,7 +224,7 @@ impl Pager {
         ]
     }
 
-    /// Whether memory has to be taken from a VM, now or some time.
+    /// Returns whether memory has to be taken from a VM, now or some time.
     #[inline(always)]
     #[must_use]
     pub fn is_on(&self) -> bool {
@@ -236,7 +237,7 @@ impl Pager {
         self.is_on.store(true, SeqCst);
     }
 
-    /// Whether there is something to be done on other occasions than a guest's fault.
+    /// Returns whether there is work on other occasions than a guest's fault.
     #[inline]
     #[must_use]
     pub fn has_work(&self) -> bool {
@@ -246,8 +247,9 @@ impl Pager {
             || self.has_doomed.load(SeqCst)
     }
 
-    /// Counts what a vCPU may wait for. Whoever is told to wait, and has said so ([`Vm::hold`]), looks whether this is still
-    /// what it was before its attempt: if not it tries again at once, for nobody will wake it.
+    /// Returns the count of events that a vCPU may wait for. A vCPU that has to wait, and has said so ([`Vm::hold`]),
+    /// compares it with the count before its attempt: if it differs, the vCPU tries again at once, because it will not
+    /// be woken.
     #[inline(always)]
     #[must_use]
     pub fn events(&self) -> u64 {
@@ -278,7 +280,7 @@ impl Pager {
         space.take_forgone().into_iter().for_each(|slot| self.forgo(slot));
     }
 
-    /// Whether the device still has a frame of that VM's.
+    /// Returns whether the device still has a frame of that VM's.
     #[must_use]
     pub fn is_busy_for(&self, vm: Handle) -> bool {
         self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.whose.is_of(vm))
@@ -289,7 +291,7 @@ impl Pager {
         self.waiting.fetch_and(!(1 << vm.slot()), SeqCst);
     }
 
-    /// Whether it waits for a frame, or for the device.
+    /// Returns whether a VM waits for a frame, or for the device.
     pub(crate) fn is_waiting(&self, vm: &Vm) -> bool {
         self.waiting.load(SeqCst) >> vm.slot() & 1 == 1
     }
@@ -308,13 +310,13 @@ impl Pager {
         self.gone_for_it.load(SeqCst) < frames.total_count()
     }
 
-    /// Nobody needs frames side by side any more.
+    /// Ends the aim for frames side by side: they are not needed any more.
     pub(crate) fn aim_as_usual(&self) {
         self.aim.store(0, SeqCst);
         self.gone_for_it.store(0, SeqCst);
     }
 
-    /// Whether memory is not short.
+    /// Returns whether memory is not short.
     pub(crate) fn has_enough(frames: &Frames) -> bool {
         frames.at_hand() >= Self::marks(frames).0
     }

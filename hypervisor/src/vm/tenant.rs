@@ -33,7 +33,7 @@ impl Tenant {
         Self { vm, parked, paused: None }
     }
 
-    /// Whether the VM is paused, and all its vCPUs have left their harts.
+    /// Returns whether the VM is paused, and all its vCPUs have left their harts.
     #[must_use]
     pub fn is_still(&self) -> bool {
         self.paused.as_ref().is_some_and(|aside| aside.len() + self.parked.len() == self.vm.vcpus.len())

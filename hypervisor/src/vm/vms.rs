@@ -24,7 +24,7 @@ const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as
 pub struct Wish {
     /// The VM's number: those of the bundle have their places in it, others those that follow.
     pub number: u64,
-    /// What it is to be.
+    /// The configuration of the VM.
     pub config: VmConfig,
     /// Its device tree; nothing if it is not to be.
     pub tree: Vec<u8>,
@@ -34,19 +34,19 @@ pub struct Wish {
     pub end: Option<EndReason>,
 }
 
-/// Whether a VM is to have a possible number of vCPUs.
+/// Returns whether a VM's configured number of vCPUs is possible.
 pub fn has_vcpus(config: &VmConfig) -> bool {
     (1..=MAX_VCPUS).contains(&config.vcpus)
 }
 
-/// What is kept of a VM when it is gone.
+/// The record that is kept of a VM when it is gone.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Its number.
     pub number: u64,
     /// Its name.
     pub name: String,
-    /// What it did.
+    /// The VM's counters.
     pub counters: Vec<(&'static str, u64)>,
 }
 
@@ -102,8 +102,8 @@ impl Vms {
         Wish { number, config, tree, after, end: None }
     }
 
-    /// Lets `create` make a VM of the first wish whose turn has come. In one step: whoever ends all VMs finds it here, or in
-    /// its slot.
+    /// Lets `create` make a VM of the first wish whose turn has come. That is one step: ending all VMs finds the VM
+    /// here, or in its slot.
     pub fn next<R>(&self, create: impl FnOnce(Wish) -> R) -> Option<R> {
         let mut wishes = self.wishes.lock();
         let at = wishes.iter().position(|wish| wish.after.is_none())?;
@@ -161,7 +161,7 @@ impl Vms {
         Some(tenant)
     }
 
-    /// What is told of the VMs that are gone. While this is held none goes.
+    /// The reports of the VMs that are gone. While this is held none goes.
     pub fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
         self.reports.lock()
     }
@@ -173,13 +173,13 @@ impl Vms {
         self.left.fetch_sub(1, SeqCst);
     }
 
-    /// Whether no VM is there or wished for.
+    /// Returns whether there is neither a VM nor a wish for one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.left.load(SeqCst) == 0
     }
 
-    /// How many VMs there were at a time, at most.
+    /// Returns the largest number of VMs at a time.
     #[must_use]
     pub fn most(&self) -> usize {
         self.slots.most()

@@ -1,4 +1,4 @@
-//! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
+//! The encoding of calls (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
 
 use crate::exit::wait_for_memory;
 use crate::gnomon::Gnomon;
@@ -11,16 +11,16 @@ use crate::vm::vcpu::{Vcpu, VcpuRun};
 use abi::bundle::MAX_VCPUS;
 use alloc::sync::Arc;
 
-/// What a call returns to the guest: a value, or an error.
+/// The result that a call returns to the guest: a value, or an error.
 pub(super) type Reply = Result<u64, Error>;
 
-/// How a call goes on.
+/// The result of handling a call.
 pub(super) enum Answer {
     /// With a reply.
     Reply(Reply),
     /// With something else; what is to be said to the guest has been said.
     Outcome(Outcome),
-    /// It cannot be done now: the guest makes the same call again.
+    /// The call cannot be done now: the guest makes the same call again.
     Again,
 }
 
@@ -51,14 +51,15 @@ pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
     }
 }
 
-/// The same, one after the other.
+/// Returns the vCPUs that a hart mask names, one after the other.
 pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
     let vm = Arc::clone(&run.vm);
     Ok(each(named(vm.vcpus.len(), mask, base)?).map(move |id| Arc::clone(&vm.vcpus[id])))
 }
 
-/// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the
-/// `ecall` is executed once more: after what interrupts there are, or when the memory is there.
+/// Returns the answer to a call that cannot reach memory. That is `error`, unless memory is only not ready yet and
+/// nothing has happened: then the `ecall` is executed once more, after the pending interrupts, or when the memory is
+/// there.
 pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
     match why {
         Unreachable::Waits { since } => {

@@ -24,7 +24,7 @@ use sbi_spec::{rfnc, spi, time};
 /// The extensions of the legacy calls.
 pub(super) const EIDS: core::ops::RangeInclusive<usize> = spec::LEGACY_SET_TIMER..=spec::LEGACY_SHUTDOWN;
 
-/// What `getchar` says when there is nothing.
+/// The value that `getchar` returns when there is no byte.
 const NOTHING: u64 = u64::MAX;
 
 /// Handles a call of one of [`EIDS`].

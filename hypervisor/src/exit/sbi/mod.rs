@@ -112,7 +112,7 @@ pub(crate) fn set_timer_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut
     over(run, 0)
 }
 
-/// Sends IPIs, unless somebody waits for one off its hart.
+/// Sends IPIs, unless a vCPU that waits off its hart is among the targets.
 #[inline(always)]
 pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
     if !signals::send_ipi_briefly(g, run, (run.context.x[10], run.context.x[11]), env) {

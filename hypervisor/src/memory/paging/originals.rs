@@ -31,13 +31,13 @@ const CHUNK: u64 = 64;
 pub(super) struct Read {
     pub number: u64,
     pub frame: Run,
-    /// Where from.
+    /// The page of the device that it is read from.
     pub slot: SwapSlot,
-    /// Whether somebody waits for it.
+    /// Set if a VM waits for it.
     pub is_wanted: bool,
 }
 
-/// Whether a VM has one of these homes in its memory.
+/// Returns whether a VM has one of these homes in its memory.
 fn has_some_of(vm: &Vm, g: &Gnomon, of: &Range<u64>) -> bool {
     let meets = |home: Range<u64>| home.start < of.end && of.start < home.end;
     vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(meets)
@@ -100,7 +100,7 @@ impl Pager {
         true
     }
 
-    /// Lets those go that nobody has touched. Returns whether more can.
+    /// Lets originals go that no VM has touched. Returns whether more can.
     fn let_originals_go<E: Env>(&self, g: &Gnomon, chunk: Range<u64>, portion: &mut Portion, env: &mut E) -> bool {
         let frames = &g.harts[env.hart()].frames;
         for number in chunk {
@@ -149,7 +149,7 @@ impl Pager {
         }
     }
 
-    /// Frees the frame of an original that the device has, if nobody has touched it.
+    /// Frees the frame of an original that the device has, unless a VM has touched it.
     fn release(&self, number: u64, frames: &Frames) -> bool {
         let Some(frame) = frames.originals().release(number) else { return false };
         frames.free(frame);
@@ -173,8 +173,8 @@ impl Pager {
         (which != 0).then_some(Taking { which, stay: 0, slot: 0 })
     }
 
-    /// Takes originals from the VMs whose turn it is, as far as the portion goes. Returns whether all have had theirs: then those
-    /// originals are idle, but for those that some VM has touched meanwhile, or cannot do without now.
+    /// Takes originals from the VMs whose turn it is, as far as the portion goes. Returns whether all have had theirs:
+    /// then those originals are idle, except those that a VM has touched meanwhile, or cannot do without now.
     fn take_from_all<E: Env>(
         &self,
         g: &Gnomon,

@@ -1,4 +1,4 @@
-//! The sweep: a hand that goes through the memory of all VMs, and takes what nobody has used since it came by last.
+//! The sweep: a hand that goes through the memory of all VMs, and takes pages that were not used since it came by last.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -19,7 +19,7 @@ pub(super) const FRUITLESS: u32 = 4;
 /// that had may have been used.
 const UNFORCED: u32 = 2;
 
-/// Where something may be taken.
+/// The place where the sweep may take something.
 enum Stop {
     Vm(Arc<Vm>),
     Images,
@@ -42,12 +42,12 @@ fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<St
     None
 }
 
-/// Whether a frame holds zeroes.
+/// Returns whether a frame holds zeroes.
 fn is_zero(frame: Pfn<Hpa>, mem: &impl PhysMem) -> bool {
     (0..PAGE_BYTES / 8).all(|word| mem.read_u64(frame.at(8 * word)) == 0)
 }
 
-/// What came of an idle page.
+/// The result for an idle page.
 #[derive(PartialEq, Eq)]
 pub(super) enum Went {
     Gone,
@@ -121,7 +121,7 @@ impl Pager {
         g.frames().total_count() / 16 / (g.vms.most() as u64).max(1)
     }
 
-    /// Whether the time has come to disturb guests again.
+    /// Returns whether the time has come to disturb guests again.
     pub(super) fn is_time_to_shake<E: Env>(&self, g: &Gnomon, env: &E) -> bool {
         let (now, due) = (env.now(), self.shaken_at.load(SeqCst));
         due <= now && self.shaken_at.compare_exchange(due, now + g.offer.timebase / 1000, SeqCst, SeqCst).is_ok()
@@ -299,7 +299,7 @@ fn keeps(vm: &Vm, goal: Goal) -> u64 {
     }
 }
 
-/// Whether memory may be taken from a VM.
+/// Returns whether memory may be taken from a VM.
 fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     if vm.config.wired {
         return false;

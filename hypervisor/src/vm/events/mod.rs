@@ -42,7 +42,7 @@ impl Events {
         Self { local, global: Event::new(GLOBAL_SOFTWARE, 0), unmasked: 0 }
     }
 
-    /// As a snapshot has them.
+    /// Returns the state for a snapshot.
     #[must_use]
     pub fn save(&self) -> EventsState {
         let local = self.local.iter().map(Event::save).collect();
@@ -59,7 +59,7 @@ impl Events {
         (local.len() == state.local.len() && local.len() == harts as usize).then_some(Self { local, global, unmasked })
     }
 
-    /// A hart starts anew: nobody will complete what ran on it.
+    /// Resets the events of a hart that starts anew: the handler that ran on it will never complete.
     pub fn start(&mut self, hart: u32) {
         self.unmasked &= !(1 << hart);
         self.local[hart as usize] = Event::new(LOCAL_SOFTWARE, hart);
@@ -194,7 +194,7 @@ impl Events {
         first.min_by_key(|event| event.rank()).filter(|event| event.state == State::Enabled)
     }
 
-    /// Whether [`Events::enter`] has something to do on a hart.
+    /// Returns whether [`Events::enter`] has something to do on a hart.
     pub fn is_due(&mut self, hart: u32) -> bool {
         self.next(hart).is_some()
     }

@@ -1,19 +1,19 @@
-//! What an adaptive vCPU knows of its roots ([`crate::memory::adaptive`]).
+//! The knowledge of an adaptive vCPU about its roots ([`crate::memory::adaptive`]).
 
 use mmu::adapt::Chooser;
 
-/// What is counted of an adaptive vCPU, and chosen by it.
+/// The counts of an adaptive vCPU, and its choices.
 #[derive(Clone, Debug)]
 pub struct Adapts {
-    /// What its roots were found to cost.
+    /// The costs that were found for its roots.
     pub chooser: Chooser,
     /// Host time of the last look, or of when it was seen that there were many fences.
     pub since: u64,
-    /// What traps had taken until then.
+    /// The cost of traps up to `since`.
     pub spent: u64,
     /// Looks in a row that changed nothing.
     pub calm: u32,
-    /// When as many fences of the lane's have been counted, there were many since `since`.
+    /// The count of the lane's fences at which there were many since `since`.
     pub busy_at: u64,
     /// There were already since the last look, and what has followed is being measured by itself.
     pub is_measured: bool,

@@ -1,25 +1,25 @@
-//! What looks at a vCPU know of each other ([`crate::exit::watch`]).
+//! The state that looks at a vCPU share ([`crate::exit::watch`]).
 
 use super::csrs::VsTrapRegs;
 
-/// What a vCPU may be looked at for, beside whether it is stuck.
+/// A reason for looks at a vCPU, beside whether it is stuck.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Concern {
     /// The VM's shadow tables: whether wide fences are still many.
     Fences,
-    /// What its root costs.
+    /// The cost of its root.
     Root,
-    /// Whether its pages can be coalesced.
+    /// The coalescing of its pages.
     Pages,
 }
 
 const CONCERNS: usize = 3;
 
-/// When a vCPU is looked at next, and what the last look found.
+/// The time of the next look at a vCPU, and the findings of the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
     look: u64,
-    /// When there is a look for each concern; 0: there is none.
+    /// The host time of the next look for each concern; 0 if there is none.
     concerns: [u64; CONCERNS],
     /// No look comes before.
     least: u64,
@@ -55,7 +55,7 @@ impl Watch {
         self.due = if due < self.least { self.least } else { due };
     }
 
-    /// A look for that is to come at host time `due`, if nobody has said so before.
+    /// Schedules a look for a concern at host time `due`, unless one is scheduled already.
     #[inline(always)]
     pub const fn begin(&mut self, what: Concern, due: u64) {
         if self.concerns[what as usize] == 0 {
@@ -63,20 +63,20 @@ impl Watch {
         }
     }
 
-    /// The same, whatever was said before.
+    /// Schedules a look for a concern, and replaces the one that was scheduled.
     pub const fn again(&mut self, what: Concern, due: u64) {
         self.concerns[what as usize] = due;
         self.reckon();
     }
 
-    /// Whether a look for that is to come now. Whoever does it says when it is next.
+    /// Returns whether a look for a concern is due. The caller schedules the next one.
     #[must_use]
     pub const fn is_for(&self, what: Concern, now: u64) -> bool {
         let due = self.concerns[what as usize];
         due != 0 && due <= now
     }
 
-    /// The same, and there is no next one unless somebody says so.
+    /// Returns whether a look for a concern is due, and unschedules it.
     pub const fn takes(&mut self, what: Concern, now: u64) -> bool {
         let is_due = self.is_for(what, now);
         if is_due {
