@@ -119,7 +119,7 @@ fn fences(w: &mut World, many: u64) -> impl Fn(u64) -> bool + use<> {
     move |ticks| watch.is_for(Concern::Root, now + ticks) && !watch.is_for(Concern::Root, now + ticks - 1)
 }
 
-/// The same as [`look`], if it is one for what the root costs.
+/// Like [`look`], for a look that is about the root's cost.
 fn look_at_root(w: &mut World) -> bool {
     while !w.run.watch.is_for(Concern::Root, w.run.watch.due()) {
         look(w);

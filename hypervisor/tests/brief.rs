@@ -60,7 +60,7 @@ fn write_satp(w: &mut World, n: usize) {
     assert_eq!(w.long_exit(exit(VIRTUAL, satp(0, 5))), Outcome::Resume);
 }
 
-/// What the guest, and other harts, see after an exit.
+/// Returns the state that the guest, and other harts, see after an exit.
 fn seen(w: &World) -> impl PartialEq + std::fmt::Debug + use<> {
     let (run, shared) = (&w.run, &w.run.shared);
     let counted: Vec<_> = shared.counters.each().filter(|(name, _)| !name.starts_with("lane.")).collect();

@@ -488,7 +488,7 @@ fn a_shadowed_vm_gives_all_back_at_its_end_and_at_a_reboot() {
     }
 }
 
-/// What a hart does with a vCPU that it finds asked to pause.
+/// Does the work of a hart with a vCPU that it finds asked to pause.
 fn leave_for_pause(g: &Gnomon, run: Box<VcpuRun>, hart: &mut fake::Hart) {
     assert_ne!(run.shared.posted.swap(0, Ordering::SeqCst) & request::PAUSE, 0);
     g.sched.stopped();

@@ -205,7 +205,7 @@ fn after_a_byte(tinst: u64) -> (World, Exit) {
 }
 
 const SB: u64 = 0x00b5_0023;
-/// The same, transformed.
+/// [`SB`], transformed.
 const SB_TRANSFORMED: u64 = 0x00b0_0023;
 
 #[test]

@@ -42,7 +42,7 @@ fn begin(g: &Gnomon, hart: &mut Hart) -> Saving {
     }
 }
 
-/// What of a VM is not zero, and its state.
+/// The state of a VM, and those of its pages that are not zero.
 type Taken = (State, Vec<(u64, Vec<u8>)>);
 
 fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
@@ -289,7 +289,7 @@ fn devices_of_a_vm_that_is_given_out_stand_still() {
     assert_eq!(vm.devices.lock().uart.sending(), b"");
 }
 
-/// What is said of a VM that is to go on from a state that was changed.
+/// Returns the message that refuses a VM that is to go on from a state that was changed.
 fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String {
     let mut state = taken.0.clone();
     let mut config = VmConfig { balloon_bytes: Some(0), segments: Vec::new(), ..vm_config("vm", 3) };

@@ -14,13 +14,13 @@ pub trait Line: Send {
     fn acknowledge(&mut self);
     /// Takes a piece of what has come, some KiB at most; returns whether there was any.
     fn receive(&mut self, into: &mut Vec<u8>) -> bool;
-    /// Whether there is another piece.
+    /// Returns whether there is another piece.
     fn has_more(&mut self) -> bool;
-    /// Sends a frame, and waits for nobody: if what was sent before is not read yet, it is lost.
+    /// Sends a frame without waiting: if the frame before is not read yet, it is lost.
     fn send(&mut self, frame: Vec<u8>);
 }
 
-/// The channel. Without a line nobody ever asks.
+/// The channel. Without a line it is never used.
 #[derive(Default)]
 pub struct Channel {
     end: Mutex<Option<End>>,
@@ -31,9 +31,9 @@ pub struct Channel {
 struct End {
     line: Box<dyn Line>,
     reader: Reader,
-    /// What has come last.
+    /// The last piece that came.
     piece: Vec<u8>,
-    /// How much of it was looked at.
+    /// The number of its bytes that were read.
     done: usize,
 }
 
@@ -62,7 +62,7 @@ impl Channel {
         Self { end: Mutex::new(line.map(end)), is_due: AtomicBool::new(false) }
     }
 
-    /// Whether there is more to be answered, and no interrupt says so.
+    /// Returns whether there is more to be answered that no interrupt announces.
     #[inline]
     #[must_use]
     pub fn is_due(&self) -> bool {

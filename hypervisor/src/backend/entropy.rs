@@ -40,13 +40,13 @@ impl Piece {
 }
 
 impl fmt::Debug for Piece {
-    /// What they are is nobody else's affair.
+    /// Shows the count only: the bytes are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Piece").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
-/// Who may ask.
+/// A member, which may ask for bytes.
 #[derive(Debug)]
 struct Member {
     id: u64,
@@ -58,7 +58,7 @@ struct Member {
 pub struct Source {
     device: Box<dyn HostEntropy>,
     members: Vec<Member>,
-    /// How many there ever were.
+    /// The number of members that there ever were.
     joined: u64,
     /// Those who wait for a piece. The device was asked for the first one's.
     waiting: VecDeque<u64>,
@@ -116,7 +116,7 @@ impl Place {
         Self { source: Arc::clone(source), id }
     }
 
-    /// Whose it is from now on.
+    /// Sets the user.
     pub fn set_user(&self, user: Handle) {
         self.source.lock().member(self.id).into_iter().for_each(|member| member.user = Some(user));
     }

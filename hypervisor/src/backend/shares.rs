@@ -14,7 +14,7 @@ pub const MOST_FLYING: usize = 32;
 /// A message for the host's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Where it is, from their first byte on.
+    /// The units of the message, from their first byte on.
     pub units: Units,
     /// Its length, in bytes.
     pub message: usize,
@@ -23,7 +23,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Where in the units the answer is to be.
+    /// Returns the offset of the answer in the units.
     #[must_use]
     pub const fn answer_at(&self) -> usize {
         self.message.next_multiple_of(8)
@@ -49,7 +49,7 @@ pub type HostShare = dyn HostDevice<Asked = Asked, Outcome = usize>;
 pub type Port = port::Port<HostShare>;
 
 impl Port {
-    /// A share that nobody has yet.
+    /// Makes a port for a share, without a user.
     #[must_use]
     pub fn new(device: Box<HostShare>) -> Self {
         Self::of(device, MOST_FLYING)

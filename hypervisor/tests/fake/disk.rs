@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Sectors that it has.
 pub const SECTORS: u64 = 2048;
 
-/// What it has and does.
+/// The state of the disk.
 #[derive(Debug)]
 pub struct Platters {
     pub sectors: Vec<u8>,
-    /// What was begun and is not finished, with what was lent for it.
+    /// The requests that were begun and are not finished, each with the memory that was lent for it.
     pub begun: Vec<(Token, Asked, Option<Loan>)>,
     done: Vec<(Token, Asked, Option<Loan>)>,
     tokens: u16,

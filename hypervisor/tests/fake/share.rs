@@ -6,10 +6,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// What it was asked.
+/// The state of the share's server.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// What was begun and is not answered.
+    /// The requests that were begun and are not answered.
     pub begun: Vec<(Token, Asked)>,
     done: Vec<(Token, Asked)>,
     tokens: u16,

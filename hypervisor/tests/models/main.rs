@@ -36,7 +36,7 @@ struct Model {
     harts: usize,
     vcpus: u32,
     program: Program,
-    /// What one more hart does first.
+    /// The first action of one more hart.
     meddle: Option<fn(&mut Hart)>,
     /// The machine has so many frames, if not enough, and a swap device.
     frames: Option<u64>,
@@ -222,7 +222,7 @@ fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
 const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None, frames: None };
 const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None, frames: None };
 
-/// The same, and each of them reads and edits in between: those that share a hart come back to it.
+/// Like [`round`], but each vCPU reads and edits in between: those that share a hart come back to it.
 fn turns<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     match thread_rng().gen_range(0..6) {
         0 => Step::Edit,
@@ -285,7 +285,7 @@ fn lives(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// Somebody at the console pauses the VM and lets it go on.
+/// Pauses the VM and lets it go on, as from the console.
 fn pauses(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     for _ in 0..2 {
@@ -295,7 +295,7 @@ fn pauses(hart: &mut Hart) {
     }
 }
 
-/// Somebody at the console ends it.
+/// Ends the VM, as from the console.
 fn ends(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     lifecycle::end_all(&rig.g, &EndReason::Poweroff, hart);
@@ -338,7 +338,7 @@ fn pages(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// It never has enough for a guest that does anything.
+/// A machine that never has enough memory for a guest that does anything.
 const PAGING: Model = Model { harts: 2, vcpus: 2, program: pages, meddle: None, frames: Some(70) };
 
 #[test]

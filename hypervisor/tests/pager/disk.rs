@@ -15,7 +15,7 @@ struct Request {
     way: Way,
     slot: u64,
     frame: Pfn<Hpa>,
-    /// How often it is still looked for in vain.
+    /// The number of times that it is still looked for in vain.
     patience: u64,
 }
 
@@ -25,16 +25,16 @@ pub struct State {
     pages: u64,
     /// Requests that it takes at a time.
     pub depth: usize,
-    /// How long each of them takes, at most: that often it is asked in vain.
+    /// The longest time that each of them takes: the number of times that it is asked in vain.
     pub delay: u64,
     /// Nothing is finished.
     pub is_held: bool,
     /// Pages that it does not give back, and that it does not take.
     pub bad_reads: BTreeSet<u64>,
     pub bad_writes: BTreeSet<u64>,
-    /// It refuses everything.
+    /// Set if the device refuses everything.
     pub is_dead: bool,
-    /// It gives another page back than the one that it is asked for, now and then: a mutant.
+    /// Set if the device gives another page back than the one that it is asked for, now and then: a mutant.
     pub mixes: bool,
     mem: Option<Mem>,
     kept: BTreeMap<u64, Vec<u8>>,
@@ -47,11 +47,11 @@ pub struct State {
     pub most: usize,
 }
 
-/// What a test has of it.
+/// A test's handle of the device.
 #[derive(Clone)]
 pub struct Hand(Arc<Mutex<State>>);
 
-/// What the pager has.
+/// The pager's end of the device.
 pub struct Fake(Hand);
 
 impl Hand {

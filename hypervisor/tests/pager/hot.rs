@@ -24,7 +24,7 @@ fn reads(mmu: MmuMode) -> u64 {
     reads
 }
 
-/// Where a sweep spares nothing ([`mmu::AddressSpace::spare`]), they are 541 and 694.
+/// Checks the number of reads. If a sweep spares nothing ([`mmu::AddressSpace::spare`]), they are 541 and 694.
 #[test]
 fn what_is_used_all_the_time_outlasts_what_streams_by() {
     for (mmu, most) in [(MmuMode::TwoStage, 250), (MmuMode::Lazy, 300)] {

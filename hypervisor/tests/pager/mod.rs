@@ -331,7 +331,7 @@ fn with_small_pages(mmu: MmuMode) -> Rig {
     rig
 }
 
-/// They are whole again when there is enough.
+/// Small pages are whole again when there is enough memory.
 #[test]
 fn small_pages_become_large_when_memory_is_there_again() {
     for mmu in [MmuMode::TwoStage, MmuMode::Unsync, MmuMode::Lazy] {

@@ -59,7 +59,7 @@ fn host(dice: &mut Dice, is_ample: bool) -> Rig {
     rig
 }
 
-/// What a guest may want: near what it has wanted.
+/// Returns an access that a guest may want: near the pages that it has wanted.
 fn wish(dice: &mut Dice, near: &mut u64) -> Touch {
     match dice.throw(20) {
         0 => *near = dice.throw(USED),
@@ -73,7 +73,7 @@ fn wish(dice: &mut Dice, near: &mut u64) -> Touch {
     Touch { page: *near, store }
 }
 
-/// What is broken on purpose.
+/// A fault that is made on purpose.
 #[derive(Clone, Copy, Debug)]
 enum Mutant {
     Originals(Neglect),

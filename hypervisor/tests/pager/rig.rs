@@ -43,18 +43,18 @@ pub fn vm(name: &str, mmu: MmuMode) -> VmConfig {
     VmConfig { mmu: Some(mmu), memory_bytes: PAGES * PAGE_BYTES, shadow_bytes, ..vm_config(name, 1) }
 }
 
-/// What a guest does next.
+/// The next access of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
     pub page: u64,
-    /// What it stores to the page's first word; else it loads.
+    /// The value that it stores to the page's first word; `None` if it loads.
     pub store: Option<u64>,
 }
 
-/// What has become of it.
+/// The result of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
-    /// It came through.
+    /// The access came through.
     Yes,
     /// Not yet; but it got on with it.
     Soon,
@@ -71,9 +71,9 @@ pub struct Guest {
     run: Option<Box<VcpuRun>>,
     is_over: bool,
     pub wants: Option<Touch>,
-    /// What the first word of each page is, where that is not what it begins with.
+    /// The first word of each page, if it differs from its initial value.
     pub model: BTreeMap<u64, u64>,
-    /// How often it was told to wait.
+    /// The number of times that it was told to wait.
     pub waits: u64,
 }
 
@@ -82,15 +82,15 @@ pub struct Rig {
     pub hart: Hart,
     pub guests: Vec<Guest>,
     pub disk: Option<Hand>,
-    /// What the console printed.
+    /// The console's output.
     pub said: String,
     /// Exits until harts look after memory while no vCPU waits.
     turns: std::ops::Range<u64>,
-    /// How many there are between two looks.
+    /// The number of exits between two looks.
     pub exits_per_turn: u64,
     /// No hart is ever idle.
     pub is_busy: bool,
-    /// Somebody has every other frame of what comes free, so that no two are side by side: these.
+    /// Every other frame of those that come free, held so that no two are side by side.
     pub between: Option<Vec<Run>>,
     /// Most accesses to words of memory in one look.
     pub longest_look: u64,
@@ -149,7 +149,7 @@ impl Rig {
         self.g.frames().usage(Owner::Host).image
     }
 
-    /// Whether a VM runs: nobody has asked for its end.
+    /// Returns whether a VM runs: its end has not been asked for.
     pub fn runs(&self, guest: usize) -> bool {
         *self.guests[guest].vm.phase.lock() == Phase::Running
     }
@@ -169,7 +169,7 @@ impl Rig {
         self.said += &fake::printed();
     }
 
-    /// What harts do now and then.
+    /// Does the occasional work of harts.
     pub fn turn(&mut self) {
         self.turns = 1..self.exits_per_turn;
         let before = fake::ACCESSES.get();
@@ -233,7 +233,7 @@ impl Rig {
         assert_eq!(used, count + copies + bad, "pages of the device that are used");
     }
 
-    /// All frames are somebody's, and no VM has more than it may have.
+    /// Checks that every frame has an owner, and that no VM has more than it may have.
     pub fn check(&self) {
         let frames = self.g.frames();
         let owners = (0..self.guests.len() as u16).map(Owner::Vm);
@@ -475,7 +475,7 @@ impl Rig {
         lifecycle::put_aside(&self.g, run, &mut self.hart);
     }
 
-    /// What the first and the last word of a guest's page are.
+    /// Returns the expected first and last word of a guest's page.
     pub fn expected(&self, n: usize, page: u64) -> u64 {
         let Guest { vm, model, .. } = &self.guests[n];
         model.get(&page).copied().or_else(|| original(&vm.config, page)).unwrap_or(0)
@@ -544,12 +544,12 @@ impl Rig {
     }
 }
 
-/// What a page of the bundle holds in its first word, and in the last.
+/// Returns the first word of a page of the bundle, which is also its last.
 fn contents(page: u64) -> u64 {
     0xb000_0000 + page
 }
 
-/// What a guest's page begins with, if it is an image's.
+/// Returns the initial first word of a guest's page, if it is an image's.
 fn original(config: &VmConfig, page: u64) -> Option<u64> {
     let gpa = GUEST_RAM_BASE + page * PAGE_BYTES;
     let is_in = |segment: &&Segment| (segment.gpa..segment.gpa + segment.bytes).contains(&gpa);
@@ -557,7 +557,7 @@ fn original(config: &VmConfig, page: u64) -> Option<u64> {
     Some(contents((segment.offset + gpa - segment.gpa) / PAGE_BYTES))
 }
 
-/// Where hardware takes the guest, if it lets it.
+/// Returns the address at which the hardware's access arrives, if it is allowed.
 fn hardware(run: &VcpuRun, gpa: Addr<Gpa>, is_store: bool, mem: &Mem) -> Option<Addr<Hpa>> {
     let allows = |flags: PteFlags| flags.contains(if is_store { PteFlags::W } else { PteFlags::R });
     if matches!(run.vm.translation, Translation::TwoStage | Translation::Adaptive) {

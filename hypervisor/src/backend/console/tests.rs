@@ -1,4 +1,4 @@
-//! What comes out of the port.
+//! Tests of the output of the port.
 
 extern crate std;
 use super::*;

@@ -30,12 +30,13 @@ impl Default for Frame {
 }
 
 impl Frame {
-    /// Where a header and a frame go.
+    /// Returns the room for a header and a frame.
     pub const fn room(&mut self) -> &mut [u8; ROOM] {
         &mut self.bytes
     }
 
-    /// So many bytes were put there, the header among them, which is made plain. Says whether it is a frame, by its length.
+    /// Sets the number of bytes that were put there, the header among them, which is made plain. Returns whether they
+    /// are a frame, by their length.
     pub fn fill(&mut self, length: usize) -> bool {
         self.bytes[..HEADER].copy_from_slice(&PLAIN);
         let is_frame = (HEADER + LEAST..=HEADER + MOST).contains(&length);
@@ -65,7 +66,7 @@ impl Frame {
         self.mac(0)
     }
 
-    /// Whose it says it is.
+    /// Returns the source address that the frame claims.
     #[must_use]
     pub fn source(&self) -> Mac {
         self.mac(6)

@@ -45,7 +45,7 @@ use rv::csr::envcfg;
 use rv::{Addr, Format, Hpa, PAGE_BYTES, Pfn};
 use spin::Once;
 
-/// What the secondary harts need to join.
+/// The state that the secondary harts need to join.
 struct Joining {
     g: &'static Gnomon,
     machine: Machine,
@@ -55,7 +55,7 @@ struct Joining {
     abilities: Abilities,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
-    /// What is protected behind the image, in the firmware seat.
+    /// The memory that is protected behind the image, in the firmware seat.
     own: Span,
 }
 
@@ -282,7 +282,7 @@ fn choose_harts(seat: Seat, machine: &mut Machine, boot_id: u64) -> Result<(Gues
     Ok((if has_h { GuestMode::Virtual } else { GuestMode::Supervisor }, left_out))
 }
 
-/// Prepares this hart, number `index` of those in use, but for memory protection.
+/// Prepares this hart, number `index` of those in use, except for memory protection.
 fn start_hart(
     machine: &Machine,
     index: usize,
@@ -296,8 +296,8 @@ fn start_hart(
     Ok((seat_hart, guest, abilities))
 }
 
-/// Where the boot loader put the bundle: as the initrd, or, in the firmware seat, as the next boot
-/// stage that OpenSBI's `fw_dynamic` protocol names.
+/// Returns the span of the bundle, where the boot loader put it: as the initrd, or, in the firmware seat, as the next
+/// boot stage that OpenSBI's `fw_dynamic` protocol names.
 fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     const FW_DYNAMIC_MAGIC: u64 = 0x4942_534f;
     /// Of header and configuration: enough to read the whole length.
@@ -332,7 +332,7 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     Ok(span)
 }
 
-/// How RAM is divided.
+/// The division of RAM.
 struct Spans {
     /// Gnomon's own: the heap and the frames' tags, right behind its image if there is room.
     own: Span,
@@ -410,9 +410,10 @@ fn ram(isa: &Isa) -> Ram {
     unsafe { Ram::new(if usable { block } else { 0 }) }
 }
 
-/// Where a hart of the payload seat gets its identity map.
+/// The source of the identity map of a hart of the payload seat.
 enum Map<'a> {
-    /// It makes it: the boot hart. With what the boot loader left for Gnomon to read, and what else may be done with that.
+    /// The hart makes the map: the boot hart. With the span that the boot loader left for Gnomon to read, and the other
+    /// accesses that it allows.
     Build(&'a (Span, Kind)),
     /// The boot hart made it.
     Use(Option<Pfn<Hpa>>),
@@ -445,8 +446,8 @@ fn protect_this_hart(
     }
 }
 
-/// Who denies guests the frame that poison leads to. PMP is the firmware's in the payload seat, and an access fault would come by way of
-/// it: so a G-stage does, whose root may be at `root`.
+/// Returns the mechanism that denies guests the frame that poison leads to. PMP is the firmware's in the payload seat,
+/// and an access fault would come by way of it: so a G-stage does, whose root may be at `root`.
 fn denial(machine: &Machine, seat: Seat, format: &Format, root: Pfn<Hpa>, mut ram: Ram) -> Denial {
     match seat {
         Seat::Firmware => Denial::Pmp,
@@ -492,12 +493,12 @@ fn with_buffers<D, G: ?Sized>(
     all.ok_or_else(|| format!("there is no memory for the {what}' buffers"))
 }
 
-/// Where the interrupts of such devices come from: source and number.
+/// Returns the interrupts of such devices: source and number.
 fn sources<D>(devices: &[(u32, D, u32)]) -> Vec<(u32, u32)> {
     devices.iter().map(|(number, _, source)| (*source, *number)).collect()
 }
 
-/// What is there twice.
+/// Returns an element that is there twice.
 fn twin<T: Ord + Copy>(all: impl Iterator<Item = T>) -> Option<T> {
     let mut all: Vec<T> = all.collect();
     all.sort_unstable();

@@ -71,7 +71,7 @@ pub struct GuestDisk {
 }
 
 impl GuestDisk {
-    /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
+    /// Makes a disk of that device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: BlockDevice, frames: &Frames) -> Option<Self> {
         Some(Self { device, buffer: Buffer::new(frames)? })
     }

@@ -35,12 +35,13 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
-/// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which nobody would save: it stays as it
-/// is, and to guests it is not there.
+/// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which is not saved: it stays as
+/// it is, and guests cannot access it.
 const STATEEN: u64 = 1 << 62;
 
-/// The VMID of guests on shadow tables behind a hole. 0 is that of those behind an `hgatp` of Bare. (What has a VMID's translations made
-/// must not change without a fence, be it to Bare; privileged specification, "Memory-Management Fences" of the hypervisor extension.)
+/// The VMID of guests on shadow tables behind a hole. 0 is that of those behind an `hgatp` of Bare. (What has a VMID's
+/// translations made must not change without a fence, even to Bare; privileged specification, "Memory-Management
+/// Fences" of the hypervisor extension.)
 pub const HOLE_VMID: Vmid = Vmid(1);
 /// `hgatp` without a G-stage.
 const BARE: u64 = 0;
@@ -67,33 +68,33 @@ impl Line {
     }
 }
 
-/// How this hart runs guests.
+/// The way in which this hart runs guests.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestHart {
     seat: Seat,
     mode: GuestMode,
-    /// Whether the hart has `menvcfg` and `senvcfg`.
+    /// Set if the hart has `menvcfg` and `senvcfg`.
     has_envcfg: bool,
-    /// Whether guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
+    /// Set if guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
     has_countinhibit: bool,
-    /// Whether it can tell VMID 0, which is Bare's, and [`HOLE_VMID`] from others.
+    /// Set if the hart can tell VMID 0, which is Bare's, and [`HOLE_VMID`] from others.
     has_vmids: bool,
     /// `hgatp` for steered guests: Bare, or a G-stage that maps all but a hole onto itself.
     hole: u64,
     /// `hgatp` of the last guest on shadow tables.
     one_stage: u64,
-    /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
+    /// Set if the guest's operations on its own translation (`satp`, fences, page faults) come to Gnomon.
     traps_translation: bool,
-    /// Whether page faults are the guest's own all the same.
+    /// Set if page faults are nevertheless the guest's own.
     steers: bool,
-    /// Whether breakpoints come to Gnomon: a debugger is attached to the VM.
+    /// Set if breakpoints come to Gnomon: a debugger is attached to the VM.
     breaks: bool,
-    /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that have the VMID of
-    /// Bare, and that of the hole.
+    /// Set if translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that
+    /// have the VMID of Bare, and those of the hole.
     owes_fence: [bool; 2],
-    /// `henvcfg`, in VS mode, but for ADUE.
+    /// `henvcfg`, in VS mode, without ADUE.
     henvcfg: u64,
-    /// Whether all harts have Zba.
+    /// Set if all harts have Zba.
     has_zba: bool,
 }
 
@@ -277,8 +278,8 @@ impl GuestHart {
         }
     }
 
-    /// Says whether what guests do with their own translation traps, if that differs from the last guest's. With one stage
-    /// the VMID is 0, which is Bare's; without VMID bits everybody has that, so a change forgets everything.
+    /// Sets whether guests' operations on their own translation trap, if that differs from the last guest's. With one
+    /// stage the VMID is 0, which is Bare's; without VMID bits all guests have that, so a change forgets everything.
     fn trap_translation(&mut self, on: bool) {
         if on == self.traps_translation {
             return;
@@ -348,8 +349,8 @@ impl GuestHart {
         with_bank!(self.mode, |bank| bank::satp::read())
     }
 
-    /// Makes this hart forget translations of guest virtual addresses: of one page (leaf entries) or
-    /// all, of one ASID (but for global ones) or all. In VS mode those of the VMID that `hgatp` holds.
+    /// Makes this hart forget translations of guest virtual addresses: of one page (leaf entries) or all, of one ASID
+    /// (except global ones) or all. In VS mode those of the VMID that `hgatp` holds.
     pub fn fence(&self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         match (self.mode, page, asid) {
             (GuestMode::Virtual, None, None) => fence::vvma_all(),
@@ -413,7 +414,7 @@ impl GuestHart {
         }
     }
 
-    /// Whether an interrupt is pending that the loaded guest has enabled.
+    /// Returns whether an interrupt is pending that the loaded guest has enabled.
     pub fn interrupt_pending(&self) -> bool {
         with_bank!(self.mode, |bank| bank::sip::read() & bank::sie::read() != 0)
     }
@@ -424,7 +425,7 @@ impl GuestHart {
         with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
     }
 
-    /// What it is set to.
+    /// Returns the guest's comparator.
     pub fn comparator(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::stimecmp::read())
     }
@@ -450,7 +451,7 @@ impl GuestHart {
         if self.has_envcfg { csr::senvcfg::read() } else { 0 }
     }
 
-    /// Writes them back but for `vstvec`.
+    /// Writes the guest's trap registers back, except `vstvec`.
     pub fn set_trap_regs(&self, regs: &VsTrapRegs) {
         // SAFETY: the guest's registers. `sstatus` shows no bit that concerns M mode, which uses
         // neither SUM nor MXR, floating point nor vectors.
@@ -492,8 +493,7 @@ impl GuestHart {
         }
     }
 
-    /// Whether the last trap came from where guests belong: from behind the G-stage, or the shadow
-    /// tables.
+    /// Returns whether the last trap came from a guest's mode: from behind the G-stage, or the shadow tables.
     pub fn came_from_guest(&self) -> bool {
         match (self.seat, self.mode) {
             (Seat::Firmware, GuestMode::Virtual) => csr::mstatus::read() & status::MPV != 0,
@@ -505,7 +505,7 @@ impl GuestHart {
     /// Enters a guest for the first time on this hart, with the privilege that `set_privilege` set.
     ///
     /// # Safety
-    /// As for [`world::enter_virtual_from_machine`], but for the bits named there.
+    /// As for [`world::enter_virtual_from_machine`], except the bits named there.
     pub unsafe fn enter(&self, context: *mut Context) -> ! {
         // SAFETY: SPV and SPP affect `sret` only; TVM is set since the start; the rest is the
         // caller's promise.

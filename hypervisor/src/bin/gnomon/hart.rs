@@ -44,7 +44,7 @@ use metal::{fence, world};
 use rv::{Context, Mode};
 use tags::{Tags, View};
 
-/// How another hart is reached.
+/// The means to reach another hart.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach {
     /// Its hart id.
@@ -70,7 +70,7 @@ pub enum Interrupts {
     Swap,
 }
 
-/// What is known of an exit that is noted before it is handled.
+/// The facts about an exit that is noted before it is handled.
 struct Probed {
     /// The hart's idle time so far, in ticks.
     idle: u64,
@@ -82,38 +82,38 @@ struct Probed {
 pub struct Hart {
     g: &'static Gnomon,
     index: usize,
-    /// What others see of it.
+    /// The hart's state that others see.
     shared: &'static HartShared,
     seat: SeatHart,
     guest: GuestHart,
     ram: Ram,
     reach: Arc<[Reach]>,
     plic: Option<PlicContext>,
-    /// Whose interrupts come to this hart, by source, beside the UART's.
+    /// The devices whose interrupts come to this hart, by source, beside the UART.
     devices: &'static [(u32, Interrupts)],
     stack_end: u64,
     current: Option<Box<VcpuRun>>,
     tags: Tags,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
-    /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
+    /// Set if slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
-    /// Whether the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
+    /// Set if the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
     spins: bool,
     due: Due,
     ticks: Ticks,
-    /// Whether an exit has shown that guests do run where they should.
+    /// Set once an exit has shown that guests do run in their mode.
     is_proven: bool,
-    /// Nothing is to be done about exits but to handle them: one has proved that, and nobody wants to know of them.
+    /// Set if exits are only handled: one has proved that, and no client wants to know of them.
     is_plain: bool,
     /// The exit that is being handled, if it is noted.
     exit: Option<Probed>,
 }
 
-/// What a vCPU leaves its hart for, and is no longer started.
+/// The reason for which a vCPU leaves its hart, and is no longer started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Leaves {
-    /// It stops, or its VM does.
+    /// The vCPU stops, or its VM does.
     ForPark,
     /// Its VM is paused.
     ForPause,
@@ -124,23 +124,23 @@ const FENCE_PAGES: u64 = 64;
 
 static POWERING_OFF: AtomicBool = AtomicBool::new(false);
 
-/// What a hart is started with.
+/// The state that a hart is started with.
 pub struct Start {
-    /// What all harts share.
+    /// The state that all harts share.
     pub g: &'static Gnomon,
     /// This hart's index.
     pub index: usize,
     /// Its devices.
     pub seat: SeatHart,
-    /// How it runs guests.
+    /// The way in which the hart runs guests.
     pub guest: GuestHart,
     /// Host RAM.
     pub ram: Ram,
-    /// How to reach the others.
+    /// The means to reach the other harts.
     pub reach: Arc<[Reach]>,
     /// The PLIC context that brings the UART's interrupt to this hart.
     pub plic: Option<PlicContext>,
-    /// Whose interrupts that brings, by source, beside the UART's.
+    /// The devices whose interrupts it brings, by source, beside the UART.
     pub devices: &'static [(u32, Interrupts)],
     /// VMID bits of the hart.
     pub vmid_bits: u32,

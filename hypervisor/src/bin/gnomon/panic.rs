@@ -17,7 +17,7 @@ impl Write for Raw {
     }
 }
 
-/// The same, escaped for a JSON string.
+/// The output, escaped for a JSON string.
 struct Json;
 
 impl Write for Json {

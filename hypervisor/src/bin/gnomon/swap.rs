@@ -19,7 +19,7 @@ pub struct SwapDisk {
 }
 
 impl SwapDisk {
-    /// That device.
+    /// Makes a swap disk of that device.
     pub const fn new(device: BlockDevice) -> Self {
         Self { device, flying: 0 }
     }

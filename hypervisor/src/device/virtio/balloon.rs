@@ -1,16 +1,16 @@
 //! The memory balloon (chapter 5.5), by which a guest gives memory back.
 //!
-//! - **Free page reporting**: buffers of memory that the guest does not use now. They are untouched again once the device has given
-//!   them back, and the guest may use them at any time.
-//! - **Inflate and deflate**: lists of pages, which the guest keeps itself from using until it has deflated them. It inflates and
-//!   deflates until it has as many in the balloon as the target says. It may deflate at its own wish when it is short of memory
-//!   (`DEFLATE_ON_OOM`): nothing here rests on its keeping away from them.
+//! - **Free page reporting**: buffers of memory that the guest does not use now. They are untouched again once the
+//!   device has given them back, and the guest may use them at any time.
+//! - **Inflate and deflate**: lists of pages, which the guest keeps itself from using until it has deflated them. It
+//!   inflates and deflates until it has as many in the balloon as the target says. It may deflate at its own wish when
+//!   it is short of memory (`DEFLATE_ON_OOM`): nothing here rests on its keeping away from them.
 //!
-//! Whatever pages a guest names, it gets what it asked for: what was in them is gone, be it its page tables, its rings, or its
-//! code. What it names and does not have is refused, and counted.
+//! Whatever pages a guest names, it gets what it asked for: their content is gone, even if that was its page tables,
+//! its rings, or its code. Pages that it names and does not have are refused, and counted.
 //!
-//! As Linux's driver has it, and QEMU's device, queues that were not negotiated have no number: without statistics and hinting the
-//! one for reporting is number 2.
+//! As Linux's driver has it, and QEMU's device, queues that were not negotiated have no number: without statistics and
+//! hinting the one for reporting is number 2.
 
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, Trouble, USUAL};
@@ -52,7 +52,7 @@ pub fn make(config: &VmConfig, _: &Offer) -> Vec<Box<dyn Device>> {
     balloon.into_iter().map(|balloon| Box::new(balloon) as _).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Pages that the guest reported as free.
@@ -89,7 +89,7 @@ struct Work {
     chain: Chain,
     /// The buffer that is next.
     at: usize,
-    /// What of it is done: bytes of a list, pages of what is reported.
+    /// The part of the buffer that is done: bytes of a list, pages of a report.
     done: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// That of a guest with so many pages of RAM.
+    /// Makes the balloon of a guest with `pages` pages of RAM.
     #[must_use]
     pub fn new(pages: u64, target: u64) -> Self {
         let mut balloon = Self { pages, target: 0, actual: 0, works: NO_WORKS, counts: Counts::default() };
@@ -118,7 +118,7 @@ impl Balloon {
         balloon
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -135,7 +135,7 @@ impl Balloon {
         self.target = pages.min(self.pages / 8 * 7).try_into().unwrap_or(u32::MAX);
     }
 
-    /// Whether the guest has those pages.
+    /// Returns whether the guest has those pages.
     fn has(&self, page: u64, pages: u64) -> bool {
         let first = page.checked_sub(GUEST_RAM_BASE >> PAGE_SHIFT);
         first.and_then(|first| first.checked_add(pages)).is_some_and(|end| end <= self.pages)
@@ -149,7 +149,7 @@ impl Balloon {
         self.has(first, pages).then_some((first, pages))
     }
 
-    /// What is free of what a chain reports, a portion of it. Says whether that was all.
+    /// Gives back the pages that a chain reports as free, a portion of them. Returns whether those were all.
     fn report(&mut self, work: &mut Work, outside: &mut dyn Outside) -> bool {
         // What is refused comes to nothing; it is counted as it is passed.
         let span = |(n, buffer): (usize, &Buffer)| {
@@ -306,7 +306,8 @@ impl Backend for Balloon {
         Ok(OwnState::Balloon { target: self.target, actual: self.actual })
     }
 
-    /// Whoever has notified does so again, and pages that were given back can be again.
+    /// Returns the number of chains to begin anew: a driver that has notified does so again, and pages that were given
+    /// back can be given back again.
     fn begun(&self, at: usize) -> u16 {
         self.works[at].is_some().into()
     }

@@ -1,19 +1,20 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::backend::disks`]).
 //!
-//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
-//! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a
-//! notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no room. Guest
-//! memory that is not there, since it is paged out, is asked for again a moment later.
+//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what
+//! is read goes through units of the port's buffer, from where it is copied when it has landed, and so does what cannot
+//! be lent. No vCPU waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what
+//! has landed and with what had no room. Guest memory that is not there, since it is paged out, is asked for again a
+//! moment later.
 //!
-//! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
-//! header, what it writes ends with the status.
+//! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with
+//! the header, what it writes ends with the status.
 //!
-//! There are as many queues as the guest has harts, so that each has its own to fill; they are one disk's all the same, and what they bring
-//! is worked on together. The next request is taken from each in turn, as long as there is room for one, so no queue keeps another waiting
-//! for longer than a request.
+//! There are as many queues as the guest has harts, so that each has its own to fill. They belong to one disk, and
+//! their requests are worked on together. The next request is taken from each in turn, as long as there is room for
+//! one, so no queue keeps another waiting for longer than a request.
 //!
-//! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
-//! so in one *segment*.
+//! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the
+//! work. A request says so in one *segment*.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
@@ -68,31 +69,31 @@ const MOST_QUEUES: usize = u8::BITS as usize;
 /// Requests that are worked on at a time, of all queues.
 const MOST_WORKS: usize = USUAL;
 
-/// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
+/// The most that a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
 
 /// The device.
 #[derive(Debug)]
 pub struct Block {
     port: Arc<Mutex<Port>>,
-    /// What the guest is told as the disk's name.
+    /// The disk's name, as the guest is told.
     name: [u8; NAME],
-    /// How many queues it has.
+    /// The number of queues.
     queues: usize,
     /// Queues (by bit) in which there may be requests of which the driver need not notify: it was not asked to since they were last seen empty.
     open: u8,
     /// Those of them in which there was none, in this portion.
     empty: u8,
-    /// Where the search for the next request begins.
+    /// The queue at which the search for the next request begins.
     turn: usize,
     works: Vec<Option<Work>>,
-    /// What a next one may be put into: it has room for a chain.
+    /// Works to be used again: each has room for a chain.
     spare: Vec<Work>,
     /// The one of which something is still to be begun.
     asking: Option<usize>,
     /// The part of that one which has units, and is not begun.
     filling: Option<Part>,
-    /// Whether one was taken in this portion.
+    /// Set if a request was taken in this portion.
     has_taken: bool,
     gathering: Gathering,
     /// Parts in flight, by tag.
@@ -130,7 +131,7 @@ impl Block {
         }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -360,7 +361,7 @@ impl Block {
         }
     }
 
-    /// Gives a request back that is over. Where its queue was stopped, there is nobody to have it.
+    /// Gives a finished request back, unless its queue was stopped.
     fn give_back(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let work = self.work(at);
         let Some(queue) = work.queue.and_then(|queue| queues.ready(queue)) else {
@@ -475,7 +476,7 @@ impl Backend for Block {
         self.go_on(queues, outside)
     }
 
-    /// What the host's device is doing it does. Nothing more is begun, and nothing is copied.
+    /// Stops a queue. The host's device finishes the parts in flight; nothing more is begun, and nothing is copied.
     fn stop(&mut self, at: usize) {
         self.open &= !(1 << at);
         for work in self.works.iter_mut().flatten().filter(|work| work.queue == Some(at)) {

@@ -1,4 +1,5 @@
-//! What is in a chain's buffers. They are cut at whatever borders the driver likes: whoever reads or writes counts from their start.
+//! The data in a chain's buffers. They are cut at whatever borders the driver likes: reads and writes count from their
+//! start.
 
 use super::portion::{Budget, Stop};
 use super::queue::{Buffer, Chain, Trouble};
@@ -6,7 +7,8 @@ use crate::device::interface::{Outside, Unreached};
 use core::ops::Range;
 use rv::PAGE_BYTES;
 
-/// What comes of an access to guest memory: whether there is any. Where it is not there yet, the same is done again.
+/// Converts the result of an access to guest memory: `true` if there is memory, `false` if there is none. If memory is
+/// not present yet, the operation is done again.
 fn reached(access: Result<(), Unreached>) -> Result<bool, Trouble> {
     match access {
         Ok(()) => Ok(true),

@@ -1,13 +1,15 @@
-//! A console (chapter 5.3), and ports. Port 0 is the VM's console, as the UART is: what the driver sends is printed there, and it is given
-//! what is typed there. A device with other ports has names for them ([`port`]), and may have no console.
+//! A console (chapter 5.3), and ports. Port 0 is the VM's console, as the UART is: what the driver sends is printed
+//! there, and it is given what is typed there. A device with other ports has names for them ([`port`]), and may have no
+//! console.
 //!
-//! What is typed comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls of the SBI. This device
-//! takes it from there as soon as its driver has a buffer for it, and has shown that it is there for it: it has opened the port, or where it
-//! knows of one port only, printed something. (Linux's driver offers buffers before that, and throws away what comes in them.) So nothing is
-//! typed for the wrong one, and whoever types waits as ever.
+//! What is typed comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls
+//! of the SBI. This device takes it from there as soon as its driver has a buffer for it, and has shown that it is
+//! there for it: it has opened the port, or where it knows of one port only, printed something. (Linux's driver offers
+//! buffers before that, and throws away what comes in them.) So no input goes to the wrong driver, and the sender waits
+//! as before.
 //!
-//! What is to be printed is copied a piece at a time. Where the console has no room for it, the driver has its buffer back later: it waits, as
-//! with a UART that is full, and its vCPU does not.
+//! What is to be printed is copied a piece at a time. Where the console has no room for it, the driver has its buffer
+//! back later: it waits, as with a UART that is full, and its vCPU does not.
 
 mod control;
 mod port;
@@ -34,13 +36,13 @@ use core::iter::once;
 use port::Port;
 pub use port::PortCounts;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
 /// Bytes that are printed at once, or given to the driver.
 const PIECE: usize = 1 << 10;
-/// What it costs to print so many: some of them, or of others, go to the host's UART at once.
+/// The cost of printing a piece: some of its bytes, or others, go to the host's UART at once.
 const PRINT: usize = PORTION / 2;
-/// How often within a second a hart prints for a guest that it does not run.
+/// The number of times in a second that a hart prints for a guest that it does not run.
 const SELDOM: u64 = 1000;
 /// The number of the console's port.
 const CONSOLE: usize = 0;
@@ -57,7 +59,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     alloc::vec![Box::new(Mmio::new(AT.0, AT.1, Console::new(offer.timebase, first, &config.ports)))]
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Bytes that the guest has printed.
@@ -66,7 +68,7 @@ pub struct Counts {
     pub bytes_in: u64,
     /// Buffers that came back as they were, since there is no room in them, or no memory.
     pub refused: u64,
-    /// The same of ports that have names.
+    /// The counts of ports that have names.
     pub ports: PortCounts,
 }
 
@@ -77,23 +79,23 @@ impl Counts {
     }
 }
 
-/// Who is at port 0.
+/// The use of port 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum First {
     /// The VM's console.
     Console,
-    /// Nobody: there is no such port, for drivers that know of others.
+    /// None: there is no such port, for drivers that know of others.
     Nobody,
 }
 
-/// What a queue is for.
+/// The purpose of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// What is typed, or what is printed.
+    /// Input or output of the console.
     Console,
-    /// What is said of ports.
+    /// Messages about ports.
     Control,
-    /// What is for that port of those that have names, from 0, or comes from it.
+    /// Data for or from that port of those that have names, from 0.
     Port(usize),
 }
 
@@ -107,7 +109,7 @@ impl Use {
     }
 }
 
-/// Whether the driver sends by that queue. It receives by the others.
+/// Returns whether the driver sends by that queue. It receives by the others.
 const fn is_sent_by(queue: usize) -> bool {
     queue % 2 == 1
 }
@@ -117,15 +119,15 @@ const fn is_sent_by(queue: usize) -> bool {
 pub struct Console {
     /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
     seldom: u64,
-    /// Whether port 0 is the VM's console; else nobody is there.
+    /// Set if port 0 is the VM's console; else it is unused.
     is_console: bool,
-    /// What the driver prints, and how many bytes of it were printed.
+    /// The chain that the driver prints, and the number of its bytes that were printed.
     sending: Option<(Chain, u64)>,
-    /// How many bytes of the next one were, before the VM was saved.
+    /// The number of bytes of the next chain that were printed before the VM was saved.
     ahead: u32,
-    /// Whether the driver has printed something.
+    /// Set if the driver has printed something.
     has_sent: bool,
-    /// Where the next bytes go that were typed.
+    /// The chain for the next input.
     receiving: Option<Chain>,
     /// The ports that have names.
     ports: Vec<Port>,
@@ -157,19 +159,19 @@ impl Console {
         }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whether there are ports that have names.
+    /// Returns whether there are ports that have names.
     #[must_use]
     pub const fn has_ports(&self) -> bool {
         !self.ports.is_empty()
     }
 
-    /// Whether the console's driver is there for what is typed.
+    /// Returns whether the console's driver is ready for input.
     const fn is_listening(&self) -> bool {
         let known = self.control.known(CONSOLE);
         self.is_console && if known.is_ready { known.is_open } else { self.has_sent }
@@ -298,7 +300,7 @@ impl Console {
         if is_later { Err(Trouble::Later) } else { Ok(None) }
     }
 
-    /// What comes of a portion: who has not made the guest wait goes on with it later.
+    /// Returns the progress after a portion: a device that has not made the guest wait continues later.
     fn progress(&self, spent: Option<usize>, outside: &mut dyn Outside) -> Progress {
         match spent {
             None => Progress::Idle,
@@ -333,8 +335,8 @@ impl Mmio<Console> {
         }
     }
 
-    /// Whoever is connected to a port says something, and hears what there is; `None` if there is no such port. Without an `outside` the
-    /// guest stands still, and sees nothing of it.
+    /// Exchanges data with the program that is connected to a port: takes what it says, and returns what there is to
+    /// hear; `None` if there is no such port. Without an `outside` the guest stands still, and sees nothing of it.
     pub fn exchange(&mut self, port: usize, said: &Exchange, outside: Option<&mut dyn Outside>) -> Option<Heard> {
         let console = self.backend_mut();
         if console.ports.get_mut(port)?.hear(said) {
@@ -362,7 +364,7 @@ impl Mmio<Console> {
     }
 }
 
-/// It does not say how large the console is, which nobody knows.
+/// The configuration does not say how large the console is, because that is unknown.
 impl Backend for Console {
     const ID: u32 = 3;
     const GOES_ON: bool = true;
@@ -413,7 +415,7 @@ impl Backend for Console {
         }
     }
 
-    /// What has been printed has been printed. Whoever is connected stays so.
+    /// Resets the device. Output that was printed stays printed, and connections stay open.
     fn reset(&mut self) {
         (self.sending, self.ahead, self.receiving, self.has_sent) = (None, 0, None, false);
         self.ports.iter_mut().for_each(|port| [true, false].into_iter().for_each(|is_sent| port.stop(is_sent)));

@@ -16,13 +16,14 @@
 //! | `chain`, `portion`, `pace` | what devices have in common: a chain's buffers, work in portions, how much of it where another guest runs |
 //! | `wire` | what drivers and devices say to each other |
 //!
-//! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
-//! wrong with a buffer is that buffer's affair: it is handed back, and counted.
+//! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes
+//! on. What is wrong with a buffer is that buffer's affair: it is handed back, and counted.
 //!
-//! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in portions, between
-//! which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device takes nobody's time but its
-//! guest's, and nothing of it is left to be done for a guest that has gone. What a disk waits for is the host's: its interrupt goes on
-//! with that, in portions as well. What a network card is to give its guest comes from others: who sends it looks after that.
+//! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in
+//! portions, between which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device
+//! takes only its guest's time, and no work is left for a guest that has gone. What a disk waits for is the host's: its
+//! interrupt goes on with that, in portions as well. What a network card is to give its guest comes from others: who
+//! sends it looks after that.
 
 mod backend;
 pub mod balloon;

@@ -21,7 +21,7 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// So many with `most` entries at most, none of which is ready.
+    /// Makes `count` queues with `most` entries at most, none of which is ready.
     pub(super) fn new(count: usize, most: usize) -> Self {
         Self { slots: alloc::vec![Slot::default(); count], most }
     }
@@ -31,7 +31,7 @@ impl Queues {
         self.slots.fill(Slot::default());
     }
 
-    /// Whether there is one of that number.
+    /// Returns whether there is a queue of that number.
     pub(super) fn has(&self, at: usize) -> bool {
         at < self.slots.len()
     }
@@ -46,12 +46,12 @@ impl Queues {
         self.slots.iter_mut().filter_map(|slot| slot.queue.as_mut())
     }
 
-    /// Whether one is.
+    /// Returns whether a queue is ready.
     pub(super) fn is_ready(&self, at: usize) -> bool {
         self.slots.get(at).is_some_and(|slot| slot.queue.is_some())
     }
 
-    /// What the driver sets of a queue while it is not ready.
+    /// Changes the layout of a queue, as the driver may while it is not ready.
     pub(super) fn set(&mut self, at: usize, set: impl FnOnce(&mut Layout)) {
         if let Some(Slot { layout, queue: None }) = self.slots.get_mut(at) {
             set(layout);
@@ -71,7 +71,8 @@ impl Queues {
         agreed.is_none() || slot.queue.is_some()
     }
 
-    /// As a snapshot has them. `begun` says how many chains of each are begun anew where they go on.
+    /// Returns the state for a snapshot. `begun` returns the number of chains of each queue that are begun anew where
+    /// they go on.
     pub(super) fn save(&self, begun: impl Fn(usize) -> u16) -> Vec<QueueState> {
         let save =
             |(at, slot): (usize, &Slot)| slot.layout.save(slot.queue.as_ref().map(|queue| queue.save(begun(at))));

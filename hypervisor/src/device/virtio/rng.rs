@@ -18,7 +18,7 @@ use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
 
 /// The GPA and the PLIC source of the source, behind all shares.
@@ -31,7 +31,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     rng.into_iter().map(|rng| Box::new(rng) as _).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Random bytes that the guest was given.
@@ -51,7 +51,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct Rng {
     place: Place,
-    /// Where the next piece goes, and that piece if it has come.
+    /// The chain for the next piece, and that piece if it has come.
     filling: Option<(Chain, Option<Piece>)>,
     counts: Counts,
 }
@@ -63,13 +63,13 @@ impl Rng {
         Self { place, filling: None, counts: Counts::default() }
     }
 
-    /// Where its bytes come from.
+    /// Returns the source of the random bytes.
     #[must_use]
     pub const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -143,7 +143,8 @@ impl Backend for Rng {
         Ok(OwnState::Nothing)
     }
 
-    /// What has come for it is nobody's: the guest has not seen it, and elsewhere there are other bytes.
+    /// Returns the number of chains to begin anew. The bytes that have come for one are dropped: the guest has not seen
+    /// them, and elsewhere there are other bytes.
     fn begun(&self, _: usize) -> u16 {
         self.filling.is_some().into()
     }

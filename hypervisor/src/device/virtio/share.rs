@@ -1,12 +1,14 @@
-//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's ([`crate::backend::shares`]).
+//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's
+//! ([`crate::backend::shares`]).
 //!
-//! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where the guest
-//! reaches it no more (`message`), and given to the host's device. The answer is copied back when that interrupts. Nobody waits: many are in
-//! flight, answers come in any order, and guest memory that is paged out is asked for again a moment later.
+//! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where
+//! the guest reaches it no more (`message`), and given to the host's device. The answer is copied back when that
+//! interrupts. No vCPU waits: many are in flight, answers come in any order, and guest memory that is paged out is
+//! asked for again a moment later.
 //!
-//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it forgets all when the
-//! next session begins, which each driver does first. Only how many the guest has is counted, by the answers: whoever has none can go on with
-//! another device of the host's.
+//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it
+//! forgets all when the next session begins, which each driver does first. Only their number is counted, by the
+//! answers: a guest that has none open can go on with another device of the host's.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::pace::Pace;
@@ -34,7 +36,7 @@ use rv::PAGE_BYTES;
 
 mod message;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 256 << 10;
 
 /// The GPA and the PLIC source of the first share. Others follow, in steps of a page.
@@ -51,7 +53,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     ports.enumerate().map(share).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Messages that the host's device was given.
@@ -85,7 +87,7 @@ struct Work {
     chain: Chain,
     /// Once its head was read, and there are units for it.
     open: Option<(Head, Asked)>,
-    /// Whether it was looked through: what is in the units is for the host's device.
+    /// Set if the message was checked: the units hold it for the host's device.
     is_checked: bool,
     /// Bytes that were copied: of the message, and when it has landed of the answer.
     copied: usize,
@@ -95,14 +97,14 @@ struct Work {
 #[derive(Debug)]
 pub struct Share {
     port: Arc<Mutex<Port>>,
-    /// What the guest mounts it by.
+    /// The tag by which the guest mounts it.
     tag: String,
     works: Vec<Option<Work>>,
     /// The one that is still to be begun.
     asking: Option<usize>,
     /// Those that are over, and are to be given back: with how many bytes.
     over: VecDeque<(usize, u32)>,
-    /// How many numbers of files the guest has, since its session began.
+    /// The count of file numbers that the guest has, since its session began.
     files: u32,
     pace: Pace,
     counts: Counts,
@@ -116,7 +118,7 @@ impl Share {
         Self { port, tag: tag.into(), works, asking: None, over, files: 0, pace, counts: Counts::default() }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -327,7 +329,7 @@ impl Backend for Share {
         progress
     }
 
-    /// Of what is in flight nobody hears what came of it: each may have opened a file.
+    /// Stops a queue. The results of the messages in flight are lost to the driver, and each may have opened a file.
     fn stop(&mut self, _: usize) {
         let under_way = self.works.iter().flatten().count() as u32;
         let files = self.files.saturating_add(under_way);

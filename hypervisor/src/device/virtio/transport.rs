@@ -75,7 +75,7 @@ pub struct Mmio<B> {
     generation: u32,
     /// Notifications, those that went on with an earlier one included.
     notifications: u64,
-    /// How often something was wrong with a ring.
+    /// The number of times that a ring was malformed.
     malformed: u64,
 }
 
@@ -123,7 +123,7 @@ impl<B: Backend> Mmio<B> {
         &self.backend
     }
 
-    /// The same, to be changed in a way that its configuration does not tell of.
+    /// Returns the backend, for a change that its configuration does not show.
     pub(super) const fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
@@ -147,7 +147,7 @@ impl<B: Backend> Mmio<B> {
         self.backend.features() | INDIRECT_DESC | EVENT_IDX | VERSION_1
     }
 
-    /// What the driver sets of a queue while it is not ready.
+    /// Changes the layout of the selected queue, as the driver may while it is not ready.
     fn set(&mut self, set: impl FnOnce(&mut Layout)) {
         self.queues.set(self.queue_sel as usize, set);
     }
@@ -196,7 +196,7 @@ impl<B: Backend> Mmio<B> {
         if has_stopped && !self.backend.is_still() { Answer::Again } else { Answer::Done(()) }
     }
 
-    /// Whether what the driver has accepted can be agreed on.
+    /// Returns whether the features that the driver has accepted are possible.
     fn may_agree(&self) -> bool {
         self.driver_features & !self.features() == 0 && self.driver_features & VERSION_1 != 0
     }

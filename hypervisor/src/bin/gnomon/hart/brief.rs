@@ -79,8 +79,8 @@ extern "C" fn gnomon_byte() -> u64 {
     unsafe { this_hart(world::thread_pointer()) }.send_byte().0
 }
 
-/// An exit by a cause that may be brief, but for instructions; returns what has come of it, a [`Brief`]. The trap vectors call it on the
-/// hart's empty stack.
+/// Handles an exit by a cause that may be brief, except instructions; returns the result, a [`Brief`]. The trap vectors
+/// call it on the hart's empty stack.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
@@ -95,7 +95,8 @@ extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     brief.0
 }
 
-/// The same by an instruction. The guest's registers are all in its context. Nothing is known of one that is not brief.
+/// Handles an exit by an instruction that may be brief. The guest's registers are all in its context. Nothing is known
+/// of one that is not brief.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_instruction() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.

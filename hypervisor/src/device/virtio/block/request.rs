@@ -1,4 +1,4 @@
-//! What a disk is asked for, and what it says that it can do.
+//! The requests to a disk, and the features that it offers.
 
 use crate::backend::disks::{Clears, Operation, Port, SECTOR};
 use crate::device::virtio::queue::MOST;
@@ -9,7 +9,7 @@ use crate::device::virtio::wire::block::{
 
 /// Bytes of the configuration, as far as it is read.
 const CONFIG: usize = 60;
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Requests to read.
@@ -55,7 +55,7 @@ impl Counts {
     }
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     pub(super) operation: Operation,
@@ -64,7 +64,7 @@ pub(super) struct Request {
     pub(super) bytes: u64,
 }
 
-/// What the guest may have cleared: nothing where it may not write.
+/// Returns the ways in which the guest may clear sectors: none if it may not write.
 fn clears(port: &Port) -> Clears {
     if port.device().is_read_only() { Clears::default() } else { port.device().clears() }
 }

@@ -19,20 +19,20 @@ pub(super) struct Work {
     pub(super) request: Option<Request>,
     /// Bytes for which parts were begun.
     pub(super) begun: u64,
-    /// Whether nothing more is to be begun.
+    /// Set if nothing more is to be begun.
     pub(super) is_asked: bool,
     /// Parts in flight.
     pub(super) flying: u32,
-    /// What it has come to so far.
+    /// The status so far.
     pub(super) status: u8,
 }
 
-/// What the host's device does at once.
+/// A part of a request, which the host's device does at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// The place of its request.
     pub(super) work: usize,
-    /// Where it begins in the request's data.
+    /// The part's offset in the request's data.
     pub(super) offset: u64,
     pub(super) bytes: usize,
     pub(super) units: Units,
@@ -41,11 +41,11 @@ pub(super) struct Part {
     pub(super) is_lent: bool,
 }
 
-/// How far the next part of a request that is to be lent has come.
+/// The state of the next part of a request that is to be lent.
 pub(super) enum Lent {
-    /// It was begun.
+    /// The part was begun.
     Begun(Part),
-    /// It is to be copied.
+    /// The part is to be copied.
     Not,
     /// The request has failed.
     Failed,
@@ -58,7 +58,7 @@ impl Work {
         (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
     }
 
-    /// Whether nothing has failed so far.
+    /// Returns whether nothing has failed so far.
     pub(super) const fn is_well(&self) -> bool {
         self.status == S_OK
     }

@@ -58,7 +58,7 @@ impl Rig {
         self.driver.device.backend_mut().has_sent = true;
     }
 
-    /// What the board does when something may have come of an access, or of time.
+    /// Does the board's work after an access, or after some time.
     fn pass(&mut self) {
         if self.uart.has_received() {
             self.driver.device.take_input(&mut self.uart, &mut self.driver.world);
@@ -105,14 +105,14 @@ impl Rig {
         self.pass();
     }
 
-    /// What has come back of what was offered: the bytes.
+    /// Returns the bytes in the buffers that have come back of those that were offered.
     fn typed(&mut self) -> Vec<Vec<u8>> {
         self.choose(RECEIVE);
         let used = self.used();
         used.into_iter().map(|(place, bytes)| self.bytes(data(place), bytes as usize).to_vec()).collect()
     }
 
-    /// How much has come back of what was printed.
+    /// Returns the number of buffers that have come back of those that were printed.
     fn printed(&mut self) -> usize {
         self.choose(TRANSMIT);
         self.used().len()

@@ -19,10 +19,10 @@ const DATA: u64 = RAM + 0x1000;
 /// A host that has the bytes 1, 1, 1, ..., then 2, 2, 2, ...
 #[derive(Default)]
 struct Model {
-    /// How often it was asked.
+    /// The number of times that it was asked.
     asked: usize,
     is_asked: bool,
-    /// How many bytes the piece has that has come.
+    /// The number of bytes of the piece that has come.
     come: Option<usize>,
     pieces: u8,
 }
@@ -109,7 +109,7 @@ impl Rig {
         user.map(|user| user.slot)
     }
 
-    /// How many buffers have come back, and how many bytes the last one has.
+    /// Returns the number of buffers that have come back, and the number of bytes in the last one.
     fn back(&self) -> (u16, u32) {
         let count = u16::from_le_bytes([self.bytes(DEVICE + 2, 1)[0], 0]);
         let last = DEVICE + 8 + 8 * u64::from(count.wrapping_sub(1) % 8);

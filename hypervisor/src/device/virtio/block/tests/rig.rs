@@ -22,33 +22,33 @@ pub(super) const STATUSES: u64 = RAM + 0x1_2000;
 /// Data: 256 KiB for each.
 pub(super) const DATA: u64 = RAM + 0x2_0000;
 pub(super) const DATA_BYTES: u64 = 256 << 10;
-/// How many requests are made at a time.
+/// The number of requests that are made at a time.
 pub(super) const MOST_MADE: usize = 8;
 
 pub(super) const NEW: u8 = 0xee;
-/// What is read where sectors were discarded.
+/// The byte that is read from discarded sectors.
 pub(super) const DISCARDED: u8 = 0xd5;
 
 /// A request that the host's device has finished, what has come of it, and what it has read of what was lent for it.
 type Done = (Token, Asked, Result<(), IoError>, Option<Vec<u8>>);
 
-/// What the host's device has, beside its buffer.
+/// The state of the host's device, beside its buffer.
 pub(super) struct Model {
     pub(super) sectors: Vec<u8>,
     pub(super) is_read_only: bool,
     pub(super) clears: Clears,
-    /// What it has begun.
+    /// The requests that it has begun.
     pub(super) begun: Vec<(Token, Asked)>,
     /// Most pieces that are lent to it for one request: none, and it is asked by way of its buffer.
     pub(super) most_pieces: usize,
-    /// What was lent for what it has begun.
+    /// The memory that was lent for them.
     pub(super) lent: BTreeMap<u16, Loan>,
-    /// What it is to have finished when it is looked at.
+    /// The requests that it reports as finished next.
     pub(super) done: VecDeque<Done>,
     pub(super) tokens: u16,
-    /// How many requests it takes at a time.
+    /// The number of requests that it takes at a time.
     pub(super) most: usize,
-    /// It takes none at all.
+    /// Set if it takes none at all.
     pub(super) is_broken: bool,
 }
 
@@ -210,7 +210,7 @@ pub(super) struct Rig {
     pub(super) model: Arc<Mutex<Model>>,
     /// By place.
     pub(super) made: [Option<Made>; MOST_MADE],
-    /// Whether each side says from where on it wants to hear from the other.
+    /// Set if each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
     /// By queue: how much was available when it last thought of notifying.
     pub(super) told: Vec<u16>,
@@ -296,7 +296,7 @@ impl Rig {
         assert!(done, "a notification comes to an end");
     }
 
-    /// The same, and the device has the moments that it asks for.
+    /// Notifies the device, and gives it the moments that it asks for.
     pub(super) fn notify(&mut self) {
         self.notify_once();
         self.settle();
@@ -351,7 +351,8 @@ impl Rig {
         }
     }
 
-    /// What has come back, by whichever queue: places, what was made there, the status, and how much was written.
+    /// Returns the requests that have come back, by whichever queue: places, the request that was made there, the
+    /// status, and the number of bytes written.
     pub(super) fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
         let (mut all, chosen) = (Vec::new(), self.chosen());
         for queue in 0..self.told.len() {

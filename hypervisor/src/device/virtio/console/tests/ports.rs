@@ -103,14 +103,14 @@ impl Rig {
         self.notify(queue);
     }
 
-    /// What the driver was given since.
+    /// Returns the data that the driver was given since.
     fn given(&mut self, queue: usize) -> Vec<Vec<u8>> {
         self.choose(queue);
         let used = self.used();
         used.into_iter().map(|(place, bytes)| self.bytes(data(place), bytes as usize).to_vec()).collect()
     }
 
-    /// What it was told of ports.
+    /// Returns the messages about ports that the driver was sent.
     fn told(&mut self) -> Vec<Vec<u8>> {
         self.given(CONTROL_RECEIVE)
     }
