@@ -90,7 +90,7 @@ impl Gnomon {
         host
     }
 
-    /// What a VM has done.
+    /// Returns a VM's report.
     #[must_use]
     pub fn report(&self, vm: &Vm) -> Report {
         // By their places first: there may be many vCPUs.

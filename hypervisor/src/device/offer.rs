@@ -86,9 +86,9 @@ pub struct Offer {
     pub formats: Vec<&'static Format>,
     /// Extensions that guests are told of, their own MMU's apart (`Translation::isa`).
     pub isa: Isa,
-    /// Whether hardware can set A and D for guests behind a G-stage.
+    /// Set if hardware can set A and D for guests behind a G-stage.
     pub two_stage_svadu: bool,
-    /// Who denies guests frames, so that their faults can be steered.
+    /// The mechanism that denies guests frames, so that their faults can be steered.
     pub denial: Denial,
     /// `mmu-type` of guests' cpu nodes.
     pub mmu_type: String,

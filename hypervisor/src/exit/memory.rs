@@ -74,7 +74,7 @@ pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, e
     settled(g, run, faulted, env)
 }
 
-/// How the guest goes on after a fault: mostly it just does.
+/// Returns the outcome of a fault: mostly the guest just continues.
 #[inline(always)]
 fn settled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
     match faulted {

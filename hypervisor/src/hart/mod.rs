@@ -1,4 +1,4 @@
-//! Harts: the functions that each offers ([`env`]), the state that others see of it ([`harts`]), and the queues of ready vCPUs
+//! Harts: the functions that each offers ([`mod@env`]), the state that others see of it ([`harts`]), and the queues of ready vCPUs
 //! ([`sched`]).
 
 pub mod env;

@@ -1,14 +1,17 @@
 //! Guests that have both: a G-stage, and shadow tables that steer. Each vCPU runs its root one way or the other, as
 //! [`mmu::adapt`] chooses by what the root has been found to cost.
 //!
-//! While it is *behind the G-stage*, nothing that the guest does about its translation comes to Gnomon, so no fence has a price: that is what it
-//! is behind the G-stage for. Neither do writes of `satp`; so a look, each few milliseconds, finds which root runs. While it is *steered*, the
-//! lane changes between steered roots, and any other write of `satp` comes to Gnomon, which may go behind the G-stage at once.
+//! While a vCPU is *behind the G-stage*, nothing that the guest does about its translation comes to Gnomon, so no fence
+//! has a price: that is the reason for the choice. Neither do writes of `satp`; so a look, each few milliseconds, finds
+//! which root runs. While it is *steered*, the lane changes between steered roots, and any other write of `satp` comes
+//! to Gnomon, which may go behind the G-stage at once.
 //!
-//! What is kept meanwhile, and why nobody sees what is out of date (TLB-LIKE):
-//! - The shadow stays as it is during a behind the G-stage spell. When the vCPU comes back, that counts as a fence of everything on this vCPU
-//!   ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they are loaded. Its ASIDs are new ones.
-//! - What the guest fences while it is steered its VMID does not see. So it gets a new one each time that it goes behind the G-stage.
+//! The state that is kept meanwhile, and the reasons why no guest sees a translation that is out of date (TLB-LIKE):
+//! - The shadow stays as it is while the vCPU is behind the G-stage. When the vCPU comes back, that counts as a fence
+//!   of everything on this vCPU ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they
+//!   are loaded. Its ASIDs are new ones.
+//! - Fences of the guest while it is steered do not reach its VMID. So it gets a new one each time that it goes behind
+//!   the G-stage.
 
 use crate::device::offer::{GuestMode, Offer};
 use crate::device::uart;
@@ -39,7 +42,7 @@ pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;
 /// time after.
 const MANY: u64 = 200;
 
-/// Whether a VM can be both behind the G-stage and steered.
+/// Checks whether a VM can be both behind the G-stage and steered.
 ///
 /// # Errors
 /// A message, if it cannot.
@@ -153,14 +156,14 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.adapts.as_deref_mut().expect("an adaptive vCPU").forget();
 }
 
-/// What is to be so before it is behind the G-stage, wherever it is. No shadow root is its own any more.
+/// Prepares a vCPU to go behind the G-stage, wherever it is. No shadow root is its own any more.
 fn begin_two_stage(run: &mut VcpuRun) {
     run.tables = Tables::TwoStage;
     run.vmid = IdSlot::new();
     run.context.brief = BriefExits::of_guest_page(uart::START);
 }
 
-/// Whether a root that the guest of a steered vCPU asks for is to be behind the G-stage.
+/// Returns whether a root that the guest of a steered vCPU asks for is to be behind the G-stage.
 fn is_to_be_two_stage(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
     let at_random = g.tunables.is_on(Id::AdaptAtRandom);
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");

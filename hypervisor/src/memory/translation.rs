@@ -1,5 +1,5 @@
-//! How a VM's memory is virtualized: what each event means in two stages and on shadow tables. Nothing else asks which of
-//! them it is.
+//! The virtualization of a VM's memory: the meaning of each event in two stages and on shadow tables. No other module
+//! asks which of them it is.
 //!
 //! | event | methods |
 //! |---|---|
@@ -38,7 +38,7 @@ use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
-    /// Whether this machine can host such a VM's memory so.
+    /// Checks whether this machine can host such a VM's memory in this way.
     ///
     /// # Errors
     /// A message, if not.
@@ -78,7 +78,7 @@ impl Translation {
         }
     }
 
-    /// How a VM's images are mapped.
+    /// Returns the way in which a VM's images are mapped.
     #[must_use]
     pub fn images(self, config: &VmConfig) -> Images {
         match self {
@@ -87,7 +87,7 @@ impl Translation {
         }
     }
 
-    /// How it is known what a VM uses of its memory.
+    /// Returns the way in which Gnomon learns which memory a VM uses.
     #[must_use]
     pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
         match self {
@@ -108,8 +108,8 @@ impl Translation {
         }
     }
 
-    /// Whether each of a guest's roots has translations of its own, whatever ASID the guest gives it: behind a G-stage the ASID is all
-    /// that tells them apart.
+    /// Returns whether each of a guest's roots has translations of its own, whatever ASID the guest gives it. Behind a
+    /// G-stage only the ASID tells them apart.
     #[must_use]
     pub const fn is_tagged(self) -> bool {
         matches!(self, Shadow(_))
@@ -143,7 +143,8 @@ impl Translation {
         }
     }
 
-    /// What a VM's shadow tables have counted, those of earlier lives included; `None` if it has no such counters.
+    /// Returns the counters of a VM's shadow tables, those of earlier lives included; `None` if it has no such
+    /// counters.
     #[must_use]
     pub fn counters(self, vm: &Vm) -> Option<Counters> {
         match self {
@@ -275,7 +276,7 @@ impl Translation {
         }
     }
 
-    /// What an adaptive vCPU knows of its roots when it has none yet.
+    /// Returns the initial knowledge of an adaptive vCPU about its roots.
     #[must_use]
     pub fn adapts(self, id: u32) -> Option<Box<Adapts>> {
         (self == Adaptive).then(|| Box::new(Adapts::new(id)))
@@ -295,7 +296,7 @@ impl Translation {
         }
     }
 
-    /// What a vCPU remembers of roots when it has none yet.
+    /// Returns the initial memory of a vCPU of roots.
     #[must_use]
     pub fn views(self, config: &VmConfig) -> Views {
         match self {
@@ -376,7 +377,8 @@ impl Translation {
         }
     }
 
-    /// Whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see it in time.
+    /// Returns whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see
+    /// it in time.
     #[must_use]
     pub fn is_urgent(self, vcpu: &Vcpu, fence: &GuestFence) -> bool {
         match self {

@@ -23,7 +23,7 @@ use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
 
-/// Whether this machine can put such a VM behind a G-stage; a message if not.
+/// Checks whether this machine can put such a VM behind a G-stage; the error is a message.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
@@ -38,13 +38,15 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     Ok(())
 }
 
-/// What its harts are told to have. Who sets A and D is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
+/// Returns the ISA that its harts are told to have. The setter of A and D is known if the hart lets Gnomon choose
+/// (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
     let isa = offer.isa.with_svvptc(config.svvptc);
     if offer.two_stage_svadu { isa.with_svadu(config.svadu) } else { isa }
 }
 
-/// How its images are mapped: hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
+/// Returns the way in which its images are mapped: hardware that sets A and D in a guest's table does not ask the
+/// G-stage everywhere.
 pub(crate) fn images(config: &VmConfig) -> Images {
     if config.svadu { Images::Private } else { Images::Shared }
 }

@@ -12,7 +12,7 @@ use mmu::shadow::{Answer, Upkeep};
 use rv::system::{is_fence_of_page, names_csr, number};
 use rv::{Access, Addr, BriefCauses, Exception, Mode};
 
-/// What a fault is by.
+/// The cause of a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// The guest's tables, or Gnomon's.
@@ -21,7 +21,7 @@ enum By {
     Poison,
 }
 
-/// What a fault is by, and how memory was accessed, if that is the cause of one.
+/// Returns the cause of a fault, and the kind of access, if `cause` is a fault's.
 #[inline(always)]
 fn what(cause: u64) -> Option<(By, Access)> {
     const FETCH_PAGE: u64 = Exception::FetchPage.code();
@@ -60,7 +60,7 @@ pub(crate) fn causes(others: BriefCauses, upkeep: Upkeep, offer: &Offer) -> Brie
     }
 }
 
-/// What an instruction that trapped is about, if it may be brief.
+/// Returns the subject of an instruction that trapped, if it may be brief.
 #[inline(always)]
 pub(crate) fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
     let insn = run.context.exit.tval;

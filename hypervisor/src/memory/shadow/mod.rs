@@ -55,8 +55,8 @@ fn lend<E: Env, R>(
     Some(result)
 }
 
-/// The same for what takes memory: for an attempt. Where 2 MiB are to be made ready first, a portion of them is, and the caller
-/// comes back.
+/// Lends the engine for an attempt that takes memory. If 2 MiB have to be made ready first, a portion of them is, and
+/// the caller comes back.
 fn with_memory<E: Env, R>(
     g: &Gnomon,
     vm: &Vm,
@@ -104,13 +104,13 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
     Ok(Config::frames(upkeep, pages(upkeep, config)?, ram))
 }
 
-/// What a VM's harts are told to have.
+/// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
     // Who steers lives by the fence after an entry has become valid.
     offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
 }
 
-/// Whether a VM can be shadowed so.
+/// Checks whether a VM can be shadowed with that upkeep.
 ///
 /// # Errors
 /// A message, if not.
@@ -123,8 +123,8 @@ pub(crate) fn lists(config: &VmConfig) -> Lists {
     Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
 }
 
-/// Whether leaves are global where a guest's are. A hart that goes from one vCPU to another forgets everything then, so only where
-/// each vCPU on shadow tables can have a hart of its own.
+/// Returns whether leaves are global if a guest's are. A hart that goes from one vCPU to another forgets everything
+/// then, so that is so only if each vCPU on shadow tables can have a hart of its own.
 fn keeps_globals(g: &Gnomon) -> bool {
     let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_) | Translation::Adaptive));
     let vcpus: u64 = shadowed.map(|vm| u64::from(vm.config.vcpus)).sum();
@@ -184,7 +184,7 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: M
     Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
 }
 
-/// What the VM's engines have counted.
+/// Returns the counters of the VM's engines.
 pub(crate) fn counters(vm: &Vm) -> Counters {
     let mut counters = vm.past.lock().shadow;
     if let Some(shadow) = vm.memory.lock().as_ref().and_then(|memory| memory.shadow.as_ref()) {
@@ -204,7 +204,7 @@ pub(crate) fn reach<E: Env>(
     with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
 }
 
-/// The same where a hart may walk the G-stage as well.
+/// Like [`reach`], if a hart may walk the G-stage as well.
 pub(crate) fn reach_in_both<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -238,8 +238,9 @@ pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
     }
 }
 
-/// Whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need not: to use
-/// one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is looked at what is posted.
+/// Returns whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need
+/// not: to use one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is
+/// looked at what is posted.
 pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     let present = vcpu.satp.load(Ordering::SeqCst);
     match fence.asid {
@@ -250,7 +251,7 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     }
 }
 
-/// What a fault comes to that did not get the memory which it takes.
+/// Returns the result of a fault that did not get the memory which it takes.
 #[cold]
 #[inline(never)]
 fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
@@ -358,7 +359,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     fault(g, run, access, env)
 }
 
-/// The same, or an access fault of a steered guest's.
+/// Handles a page fault, or an access fault of a steered guest's.
 #[inline(always)]
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
@@ -388,7 +389,7 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
     }
 }
 
-/// What a guest's access that has faulted asks for.
+/// Returns the request of a guest's access that has faulted.
 #[inline(always)]
 fn request_of<E: Env>(access: Access, env: &E) -> Request {
     let (status, mode) = (env.status(), env.privilege());
@@ -396,7 +397,7 @@ fn request_of<E: Env>(access: Access, env: &E) -> Request {
     Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false }
 }
 
-/// What the tables that are known answer to a fault: all that most faults take.
+/// Resolves a fault by the existing tables, if they can: all that most faults take.
 // As a closure it would cost each 34 instructions.
 #[inline(always)]
 fn by_known_tables<M: PhysMem>(
@@ -471,7 +472,7 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64),
     gathered.unwrap_or(Gathered::NOTHING)
 }
 
-/// How long it takes to see whether wide fences are many, in ticks of the timebase.
+/// Returns the time that it takes to see whether wide fences are many, in ticks of the timebase.
 const fn relax_interval(g: &Gnomon) -> u64 {
     g.offer.timebase / 200
 }

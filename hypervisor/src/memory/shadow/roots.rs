@@ -97,9 +97,9 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     }
 }
 
-/// What a vCPU is to remember of roots: of as many as it could have in its share of the VM's shadow pages. Of that a sixteenth, beside
-/// what no vCPU can do without, is held for its lane: a guest's processes that have ended are among those, so with more there would be
-/// less room for others.
+/// Makes a vCPU's memory of roots: of as many as it could have in its share of the VM's shadow pages. A sixteenth of
+/// those, beside the ones that every vCPU needs, is held for its lane: a guest's processes that have ended are among
+/// those, so with more there would be less room for others.
 pub(crate) fn views(upkeep: Upkeep, config: &VmConfig) -> Views {
     /// Pages that no vCPU can do without.
     const LEAST: usize = 32;
@@ -239,8 +239,8 @@ fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     Some((access.rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
 }
 
-/// Does for an instruction that trapped in the mode `from` what hardware would, if it changes `satp` to a value that `is_wanted`: but for
-/// the translation, which is the caller's to change. Says whether it has.
+/// Executes an instruction that trapped in the mode `from`, like hardware, if it changes `satp` to a value that
+/// `is_wanted`. The caller changes the translation. Returns whether the instruction was executed.
 pub(crate) fn writes_satp(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -261,7 +261,8 @@ pub(crate) fn writes_satp(
     true
 }
 
-/// Whether such an instruction may leave the guest's `satp` as it is, or lead to a root that the lane would not have found.
+/// Returns whether such an instruction may leave the guest's `satp` as it is, or lead to a root that the lane would not
+/// have found.
 #[inline(always)]
 pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
     const WRITES: u64 = 0x1073;

@@ -8,7 +8,7 @@ use abi::bundle::VmConfig;
 use alloc::string::String;
 use rv::{Addr, Asid, Gva, PAGE_BYTES};
 
-/// Whether a VM can be steered.
+/// Checks whether a VM can be steered.
 ///
 /// # Errors
 /// A message, if not.

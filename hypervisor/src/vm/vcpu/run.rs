@@ -1,4 +1,4 @@
-//! What the one that has a vCPU at a time owns of it: a hart, or a queue.
+//! The part of a vCPU that one hart, queue or list owns at a time.
 
 use super::adapts::Adapts;
 use super::csrs::VsCsrs;
@@ -39,7 +39,7 @@ pub enum Tables {
     Shadow,
 }
 
-/// What exactly one hart, queue or list owns of a vCPU at any time: whoever has the box may run it.
+/// The part of a vCPU that exactly one hart, queue or list owns at any time: the owner of the box may run it.
 pub struct VcpuRun {
     /// The shared part.
     pub shared: Arc<Vcpu>,
@@ -59,13 +59,13 @@ pub struct VcpuRun {
     pub tables: Tables,
     /// In that mode: what its roots cost.
     pub adapts: Option<Box<Adapts>>,
-    /// What its kernel has asked for.
+    /// The firmware features that its kernel has asked for.
     pub features: Features,
     /// The page that its kernel shares, if it does.
     pub root_cache: Option<Box<RootCache>>,
-    /// When it is looked at even if it makes no exit, and what the last look found.
+    /// The time at which it is looked at even if it makes no exit, and the findings of the last look.
     pub watch: Watch,
-    /// What looks have found that are for coalescing.
+    /// The findings of looks for coalescing.
     pub looks: Looks,
     /// Its state on shadow tables.
     pub shadow: ShadowState,
@@ -73,7 +73,7 @@ pub struct VcpuRun {
     pub asids_beyond: u64,
     /// The filler of its VM's G-stage table, from its first load behind one until it is parked.
     pub filler: Option<Arc<Filler>>,
-    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
+    /// The memory that is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
 }
 
@@ -155,7 +155,8 @@ impl VcpuRun {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB generation of its VM.
+    /// Returns whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB
+    /// generation of its VM.
     #[inline(always)]
     #[must_use]
     pub fn may_enter(&self, fenced: impl FnOnce() -> u64) -> bool {
@@ -250,7 +251,7 @@ impl VcpuRun {
         (self.bank.csrs.hvip, self.bank.csrs.vstimecmp) = (hvip, vstimecmp);
     }
 
-    /// What of [`VcpuRun::reset`] is of the vCPU's own registers.
+    /// Resets the vCPU's own registers, as a part of [`VcpuRun::reset`].
     fn clear(&mut self, pc: u64, opaque: u64) {
         self.context.x = [0; 32];
         self.context.pc = pc;
