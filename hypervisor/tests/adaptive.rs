@@ -35,7 +35,7 @@ fn nested(settings: &[&str]) -> World {
     w
 }
 
-/// Lets time pass until the next look, and has it made. Says whether the vCPU goes on nested.
+/// Lets time pass until the next look, and has it made. Returns whether the vCPU continues behind the G-stage.
 fn look(w: &mut World) -> bool {
     w.hart.time = w.hart.time.max(w.run.watch.due());
     let now = w.hart.time;

@@ -17,7 +17,7 @@ pub const MOST_LENT: usize = 1 << 20;
 
 /// The number of requests in flight from which on no guest waits for one of them alone.
 const BUSY: usize = 4;
-/// Requests of an earlier life whose end is looked after at once.
+/// The number of requests of an earlier life whose end is handled at once.
 const AT_ONCE: usize = 8;
 
 /// The device has not done what it was asked to.
@@ -27,17 +27,17 @@ pub struct IoError;
 /// An operation of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// To read sectors.
+    /// Reads sectors.
     Read,
-    /// To write them.
+    /// Writes sectors.
     Write,
-    /// To make what it has written last.
+    /// Makes written data durable.
     Flush,
-    /// To drop what sectors hold: whatever they read as afterwards.
+    /// Drops the content of sectors: they may read as anything afterwards.
     Discard,
-    /// To make sectors read as zero, and keep their place on the medium.
+    /// Makes sectors read as zero, and keeps their place on the medium.
     Zero,
-    /// To make them read as zero, and give their place back if that can be.
+    /// Makes sectors read as zero, and gives their place back if that can be.
     ZeroUnmap,
 }
 
@@ -152,8 +152,8 @@ impl Port {
         self.gathers = gathers;
     }
 
-    /// The device has interrupted. Says whether what it has finished is to be looked after now; else it is in a moment, and until then
-    /// the device does not interrupt again.
+    /// Handles the device's interrupt. Returns whether the finished requests are to be handled now; otherwise they are
+    /// in a moment, and until then the device does not interrupt again.
     pub fn attend(&mut self) -> bool {
         // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after. The end of
         // what was lent takes its time: what is left has an exit of its own, for the device goes on to interrupt.
@@ -173,7 +173,7 @@ impl Port {
 pub type Disks = port::Ports<dyn HostDisk>;
 
 impl Disks {
-    /// Those, each with its number.
+    /// Makes the disks, each with its number.
     #[must_use]
     pub fn new(disks: impl IntoIterator<Item = (u32, Box<dyn HostDisk>)>) -> Self {
         Self::of(disks.into_iter().map(|(number, device)| (number, Port::new(device))))

@@ -60,7 +60,7 @@ pub struct Source {
     members: Vec<Member>,
     /// The number of members that there ever were.
     joined: u64,
-    /// Those who wait for a piece. The device was asked for the first one's.
+    /// The members that wait for a piece. The device was asked for the first one's.
     waiting: VecDeque<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Source {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
-    /// The device has interrupted. Returns whose piece has come.
+    /// Handles the device's interrupt. Returns the VM whose piece has come.
     pub fn attend(&mut self) -> Option<Handle> {
         self.device.acknowledge();
         let mut bytes = [0; PIECE];

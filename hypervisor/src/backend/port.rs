@@ -97,7 +97,7 @@ pub trait HostDevice: Send {
 struct Flight {
     token: Token,
     units: Units,
-    /// By what who has asked knows it.
+    /// The tag by which the user knows it.
     tag: usize,
     /// The life that has asked.
     life: u64,
@@ -284,7 +284,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
 pub struct Ports<D: HostDevice + ?Sized>(Vec<(u32, Arc<Mutex<Port<D>>>)>);
 
 impl<D: HostDevice + ?Sized> Ports<D> {
-    /// Those, each with its number.
+    /// Makes the ports, each with its number.
     pub(crate) fn of(ports: impl Iterator<Item = (u32, Port<D>)>) -> Self {
         Self(ports.map(|(number, port)| (number, Arc::new(Mutex::new(port)))).collect())
     }

@@ -71,7 +71,7 @@ impl Port {
 pub type Shares = port::Ports<HostShare>;
 
 impl Shares {
-    /// Those, each with its number.
+    /// Makes the shares, each with its number.
     #[must_use]
     pub fn new(shares: impl IntoIterator<Item = (u32, Box<HostShare>)>) -> Self {
         Self::of(shares.into_iter().map(|(number, device)| (number, Port::new(device))))

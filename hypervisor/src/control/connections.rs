@@ -1,4 +1,4 @@
-//! Ports of VMs: what those say and hear who are connected to one, by the control channel.
+//! Ports of VMs: data to and from the programs that are connected to one, by the control channel.
 
 use crate::device::virtio::{Console, Mmio};
 use crate::gnomon::Gnomon;

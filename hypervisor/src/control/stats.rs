@@ -64,7 +64,7 @@ impl Gnomon {
         Stats { vms, host }
     }
 
-    /// Those of Gnomon itself.
+    /// Returns the counters of Gnomon itself.
     #[must_use]
     pub fn host_counters(&self) -> BTreeMap<&'static str, u64> {
         let heap = (self.heap)();

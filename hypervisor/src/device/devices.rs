@@ -125,7 +125,7 @@ impl Devices {
         }
     }
 
-    /// A store. A completion is told to the device first whose interrupt it was.
+    /// A store. Before a completion, the device whose interrupt it was is notified.
     pub fn store(
         &mut self,
         target: Target,

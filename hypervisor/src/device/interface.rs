@@ -134,9 +134,10 @@ pub trait GuestMemory {
     fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached>;
     /// A loan of the guest's RAM: of nothing yet, and of so many pieces at most.
     fn loan(&self, most: usize) -> Loan;
-    /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while the guest may
-    /// change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at once. Says how many pages were faulted
-    /// in, and [`Unreached`] for what follows that which is lent.
+    /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while
+    /// the guest may change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at
+    /// once. Returns the number of pages that were faulted in, and [`Unreached`] if the memory behind the loan is not
+    /// reached.
     fn lend(
         &mut self,
         places: &mut dyn Iterator<Item = (u64, usize)>,

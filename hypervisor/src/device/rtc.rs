@@ -56,7 +56,7 @@ fn with_high(of: u64, value: u32) -> u64 {
 }
 
 impl Rtc {
-    /// One at GPA `start` that shows the host's time.
+    /// Makes a clock at GPA `start` that shows the host's time.
     #[must_use]
     pub const fn new(start: u64, source: u32, clock: Clock) -> Self {
         let (ahead, high, alarm) = (0, 0, 0);

@@ -200,7 +200,7 @@ impl Uart {
         self.sending.len() >= LOT || self.sending.last() == Some(&b'\n')
     }
 
-    /// Lets go what there is room for outside.
+    /// Sends as many bytes as there is room for outside.
     fn send(&mut self, outside: &mut dyn Outside) {
         let taken = outside.print(&self.sending);
         self.sent(taken);

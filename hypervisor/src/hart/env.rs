@@ -23,7 +23,7 @@ pub trait Env {
     fn set_privilege(&mut self, mode: Mode);
     /// The loaded vCPU's trap registers.
     fn trap_regs(&self) -> VsTrapRegs;
-    /// Of those, `vsstatus` alone.
+    /// Returns `vsstatus` alone.
     fn status(&self) -> u64;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
@@ -75,8 +75,8 @@ pub trait Env {
     /// This hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for it: unless
     /// an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// This hart calls [`crate::io::serial::go_on`] soon, whatever its guest does; and looks after the devices of the guest in that slot
-    /// then, if one is named.
+    /// Makes this hart call [`crate::io::serial::go_on`] soon, whatever its guest does; if a guest's slot is named, it
+    /// then serves that guest's devices.
     fn attend_soon(&mut self, guest: Option<usize>);
     /// Like [`Env::attend_soon`], but at `time` of the host or a little later, for the devices of that guest.
     fn attend_at(&mut self, time: u64, guest: usize);

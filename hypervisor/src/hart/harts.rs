@@ -44,8 +44,8 @@ impl HartShared {
         Self { frames, ..Self::default() }
     }
 
-    /// Says that this hart is about to enter the guest in slot `vm`. What must be known for that is
-    /// looked at after this call.
+    /// Announces that this hart is about to enter the guest in slot `vm`. The conditions for that are checked after
+    /// this call.
     #[inline(always)]
     fn entering(&self, vm: usize) {
         self.vm.store(vm, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl HartShared {
         is_ready
     }
 
-    /// Says that this hart has left its guest, or did not enter after all.
+    /// Announces that this hart has left its guest, or did not enter after all.
     pub fn left(&self) {
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
@@ -85,7 +85,7 @@ pub fn each(set: u64) -> impl Iterator<Item = usize> {
         .map(|left| left.trailing_zeros() as usize)
 }
 
-/// Those harts of a set (by bit) that are not in the guest in slot `vm`.
+/// Returns those harts of a set (by bit) that are not in the guest in slot `vm`.
 #[must_use]
 pub fn outside(harts: &[HartShared], vm: usize, set: u64) -> u64 {
     each(set).filter(|hart| harts[*hart].in_guest_of(vm).is_none()).fold(0, |outside, hart| outside | 1 << hart)

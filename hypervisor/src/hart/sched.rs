@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 
 /// vCPUs that are started and on no hart.
 pub struct Sched {
-    /// By hart.
+    /// The queues, by hart.
     queues: Vec<Queue>,
     /// vCPUs that are started, less the harts.
     surplus: AtomicIsize,
@@ -117,7 +117,7 @@ impl Sched {
         became_overcommitted
     }
 
-    /// Says that a vCPU, on a hart until now, is no longer started.
+    /// Notes that a vCPU, on a hart until now, is no longer started.
     pub fn stopped(&self) {
         self.surplus.fetch_sub(1, SeqCst);
     }

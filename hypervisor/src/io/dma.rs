@@ -29,7 +29,7 @@ fn unreached(why: Unreachable) -> Unreached {
     if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }
 }
 
-/// The aligned doubleword around `hpa`, and by how many bits what is there is shifted in it.
+/// Returns the aligned doubleword around `hpa`, and the number of bits by which the value at `hpa` is shifted in it.
 fn word(hpa: Addr<Hpa>) -> (Addr<Hpa>, u32) {
     (hpa.align_down(8), 8 * (hpa.raw() % 8) as u32)
 }

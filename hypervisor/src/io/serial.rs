@@ -26,7 +26,7 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
     taken
 }
 
-/// A disk has interrupted: whose it is goes on with what it has finished.
+/// Handles a disk's interrupt: its guest goes on with the finished requests.
 pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     let (user, is_now) = {
         let mut port = port.lock();
@@ -39,7 +39,7 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     }
 }
 
-/// A share's device has interrupted: whose it is goes on with what was answered.
+/// Handles the interrupt of a share's device: its guest goes on with the answers.
 pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E) {
     let user = {
         let mut port = port.lock();
@@ -49,7 +49,7 @@ pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E)
     resume(g, user, env);
 }
 
-/// The host's entropy device has interrupted: whose bytes have come goes on.
+/// Handles the interrupt of the host's entropy device: the guest whose bytes have come goes on.
 pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
     let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
     resume(g, user, env);
@@ -211,8 +211,8 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
-/// after.
+/// Continues with output that is left, with frames that wait, and with the devices of `guests` (by bit), which this
+/// hart was to serve.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     /// Guests that are looked after at once.
     const AT_ONCE: u32 = 2;
@@ -307,7 +307,7 @@ fn has_taker(g: &Gnomon) -> bool {
     has_room
 }
 
-/// To be called when input was taken from the UART: passes its line on, and there may be room for more.
+/// Passes the UART's line on after input was taken from it; there may be room for more.
 pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     let has_room = devices.uart.has_room();
     lines::settle(g, vm, (devices, UART), env);

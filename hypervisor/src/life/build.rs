@@ -50,7 +50,7 @@ pub(crate) enum Unbuilt {
     Never(String),
 }
 
-/// Prepares some of the lists. Returns whether all are there.
+/// Prepares some of the lists. Returns whether all are prepared.
 ///
 /// # Errors
 /// If there is no memory for them now. The same goes on with it when there is.
@@ -174,7 +174,7 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
     Ok(())
 }
 
-/// Says how the VM's memory is virtualized, and who chose.
+/// Prints the mode in which the VM's memory is virtualized, and whether it is the default.
 fn announce(g: &Gnomon, vm: &Vm) {
     let mode = g.offer.mode(&vm.config);
     let who = match (vm.config.mmu, g.offer.guest) {

@@ -61,7 +61,7 @@ pub fn create<E: Env>(g: &Gnomon, wish: Wish, env: &mut E) -> Option<Arc<Vm>> {
     }
 }
 
-/// A VM that cannot be created: what is told of it, and why.
+/// The report of a VM that cannot be created, and the reason.
 type Refused = (Report, EndReason);
 
 fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
@@ -522,7 +522,7 @@ fn part<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     }
 }
 
-/// Says that a VM is over, its memory given back, and destroys it.
+/// Reports that a VM is over, its memory given back, and destroys it.
 fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
     *vm.phase.lock() = Phase::Ended;
     let name = vm.config.name.as_str();
@@ -541,7 +541,7 @@ fn last_message(name: &str, reason: &EndReason) -> String {
     }
 }
 
-/// Frees the slot of a VM that has ended. Nothing of the VM is left but what is told of it: it goes with the last who holds it.
+/// Frees the slot of a VM that has ended. Only its report is left: the VM itself is freed with its last reference.
 fn destroy(g: &Gnomon, vm: &Vm) {
     let report = g.report(vm);
     drop(g.vms.move_out(vm.handle, report));

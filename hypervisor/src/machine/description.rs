@@ -115,7 +115,7 @@ fn cell(node: &FdtNode<'_>, name: &str) -> Option<u32> {
     node.property(name)?.value_as::<u32>().ok()
 }
 
-/// One or two cells, as `linux,initrd-start` may have.
+/// Returns a property of one or two cells, as `linux,initrd-start` may have.
 fn number(node: &FdtNode<'_>, name: &str) -> Option<u64> {
     let property = node.property(name)?;
     property.value_as::<u64>().or_else(|_| property.value_as::<u32>().map(u64::from)).ok()

@@ -30,12 +30,12 @@ const PASSED_ON: &str = "\
     zvksc zvksed zvksg zvksh zvkt sscounterenw ssccptr sstvala sstvecd ssu64xl svade svinval svnapot svvptc";
 
 impl Isa {
-    /// From the names of `riscv,isa-extensions`.
+    /// Makes an ISA from the names of `riscv,isa-extensions`.
     pub fn from_names<'a>(names: impl Iterator<Item = &'a str>) -> Self {
         Self { names: names.map(str::to_string).collect(), ..Self::default() }
     }
 
-    /// From a `riscv,isa` string such as `rv64imafdch_zicbom_sstc`. Version numbers are ignored.
+    /// Makes an ISA from a `riscv,isa` string such as `rv64imafdch_zicbom_sstc`. Version numbers are ignored.
     #[must_use]
     pub fn from_isa_string(text: &str) -> Self {
         let text = text.to_ascii_lowercase();

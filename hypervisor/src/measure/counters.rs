@@ -152,7 +152,7 @@ counters! {
         fences_remote = "fences.remote",
         /// Times the vCPU was put on a hart.
         switches = "vcpu.switches",
-        /// Of those, on another hart than the last.
+        /// Times the vCPU was put on another hart than the last one.
         migrations = "vcpu.migrations",
         /// WFIs that came to Gnomon.
         wfis = "vcpu.wfis",

@@ -79,8 +79,9 @@ fn fences(counters: &VcpuCounters) -> u64 {
     counters.lane_page.get() + counters.lane_page_global.get()
 }
 
-/// A fence of a steered vCPU on this hart comes to Gnomon, as one of some hundred does that the lane has done. Says whether there were
-/// so many that it is to be looked at before the next look is due: it goes the full path for it ([`instruction`]).
+/// Returns whether a steered vCPU on this hart has made so many fences that it is to be looked at before the next look
+/// is due. Called for a fence that comes to Gnomon, as one of some hundred does that the lane has done. The vCPU goes
+/// the full path for the look ([`instruction`]).
 #[inline(always)]
 pub(crate) fn is_busy(run: &mut VcpuRun) -> bool {
     run.adapts.is_some() && has_fenced_much(run)
@@ -202,8 +203,8 @@ fn go_two_stage<E: Env>(run: &mut VcpuRun, env: &mut E) {
     run.shared.counters.adapt_two_stage.bump();
 }
 
-/// The vCPU on this hart goes on by shadow tables. Says whether it does: it does not if there is no memory for a root, or not
-/// at once.
+/// Makes the vCPU on this hart continue by shadow tables. Returns whether it does: it does not if there is no memory
+/// for a root, or not at once.
 fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     run.bank.csrs.vsatp = env.vsatp();
     env.leave_tables();
@@ -275,7 +276,7 @@ impl Adapts {
         (spent.saturating_sub(self.spent)).saturating_mul(1000) / passed
     }
 
-    /// From now on is counted what traps take, and which fences the lane does.
+    /// Starts to count the cost of traps, and the fences of the lane.
     const fn begin(&mut self, (spent, fences): (u64, u64), now: u64) {
         (self.spent, self.since, self.busy_at) = (spent, now, fences + MANY);
     }

@@ -2,9 +2,9 @@
 //! of the vCPU whose root it is does that, while the root is loaded. So neither faults nor fences look for anything.
 //!
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
-//! - Tables of which a leaf has changed within 150 ms are left as they are. Where a root was nested before (mode
-//!   `adaptive`), its tables are half as old as it is, on average: they are taken to be, without its youth, if they are
-//!   seen to stay for 20 ms.
+//! - Tables of which a leaf has changed within 150 ms are left as they are. If a root was behind the G-stage before
+//!   (mode `adaptive`), its tables are half as old as it is, on average: they are taken to be, without its youth, if
+//!   they are seen to stay for 20 ms.
 //! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable
 //!   `coalesce-share`).
 //! - Where nothing comes of a round, the next comes after twice as long, or when what it has found to be new is so no

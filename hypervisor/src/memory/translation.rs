@@ -306,7 +306,7 @@ impl Translation {
         }
     }
 
-    /// By which causes a vCPU's exits may be brief.
+    /// Returns the causes by which a vCPU's exits may be brief.
     #[must_use]
     pub fn brief_causes(self, offer: &Offer) -> BriefCauses {
         let causes = BriefCauses::NONE.and(offer.guest.sbi_call().code());
@@ -325,7 +325,7 @@ impl Translation {
         }
     }
 
-    /// Those that may be brief to begin with and send a byte by the UART.
+    /// Returns the exits that may be brief to begin with and send a byte by the UART.
     #[must_use]
     pub fn brief(self) -> BriefExits {
         match self {
@@ -444,7 +444,7 @@ impl Translation {
         self.reach(g, &vm, what, &mut run.ready, env)
     }
 
-    /// A part of a sweep through the VM's memory, from a page on up to another. Says whether pages can go on to go.
+    /// Does a part of a sweep through the VM's memory, from a page on up to another. Returns whether more pages can go.
     pub fn sweep<E: Env>(
         self,
         g: &Gnomon,

@@ -251,7 +251,7 @@ pub(crate) fn bring_in<E: Env>(
     Ok(())
 }
 
-/// One attempt, under the VM's lock.
+/// Makes one attempt, under the VM's lock.
 fn try_reach<E: Env>(
     g: &Gnomon,
     vm: &Vm,

@@ -11,7 +11,7 @@ use rv::{Addr, Gpa, Level, Pfn, PhysMem};
 pub(crate) enum Goal {
     /// There is enough.
     Nothing,
-    /// Those VMs, by slot, want more than they may have.
+    /// The memory of those VMs, by slot, that want more than they may have.
     Limits(u64),
     /// The host has too little.
     Free,
@@ -34,12 +34,13 @@ pub(crate) struct Clock {
     pub goal: Goal,
 }
 
-/// Originals that are being taken from all VMs, one VM after another. They have lapsed: who touches one meanwhile is seen.
+/// Originals that are being taken from all VMs, one VM after another. They have lapsed: a VM's access to one meanwhile
+/// is seen.
 #[derive(Debug)]
 pub(crate) struct Taking {
     /// Which they are, a bit for each.
     pub which: u64,
-    /// Those that some VM keeps.
+    /// The originals that some VM keeps.
     pub stay: u64,
     /// The slot of the VM whose turn it is.
     pub slot: usize,
@@ -91,15 +92,15 @@ pub struct Portion {
 impl Portion {
     /// Some 40,000 instructions.
     const STEPS: u32 = 4000;
-    /// To look at an entry.
+    /// The cost of looking at an entry.
     pub(crate) const LOOK: u32 = 6;
-    /// To make a page idle, with its part of the fence.
+    /// The cost of making a page idle, with its part of the fence.
     pub(crate) const REST: u32 = 20;
-    /// To let one go: to see whether it holds zeroes, most of all.
+    /// The cost of letting a page go: mostly to see whether it holds zeroes.
     pub(crate) const GO: u32 = 180;
-    /// To split 2 MiB.
+    /// The cost of splitting 2 MiB.
     pub(crate) const SPLIT: u32 = 1000;
-    /// To take what there is from another VM: its locks, and its harts.
+    /// The cost of taking memory from another VM: its locks, and its harts.
     pub(crate) const VISIT: u32 = 100;
 
     pub(crate) const fn new(is_forced: bool) -> Self {

@@ -36,7 +36,7 @@ pub(crate) struct Slots {
     count: u64,
     /// The word where the search goes on.
     at: usize,
-    /// Those that the device has failed at: they are used no more.
+    /// The pages that the device has failed at: they are used no more.
     bad: Vec<SwapSlot>,
 }
 
@@ -94,7 +94,7 @@ impl Slots {
 /// The places on the device of the originals that have been there.
 #[derive(Default)]
 pub(crate) struct Shelf {
-    /// By number; less than all are known until one is put there.
+    /// The pages, by number; the list ends with the last one that was put there.
     slots: Vec<u32>,
     count: u64,
 }

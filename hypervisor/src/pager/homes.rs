@@ -12,7 +12,7 @@ pub(crate) fn home(segment: &Segment, bundle: Pfn<Hpa>, bytes: u64) -> Option<Ra
     (segment.bytes != 0 && end <= bytes).then(|| first..bundle.raw() + end / PAGE_BYTES)
 }
 
-/// Those of all pieces together, in order, for [`mmu::Frames::add_images`].
+/// Returns the homes of all pieces together, in order, for [`mmu::Frames::add_images`].
 #[must_use]
 pub fn homes_of_all<'a>(segments: impl Iterator<Item = &'a Segment>, bundle: Pfn<Hpa>, bytes: u64) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = segments.filter_map(|segment| home(segment, bundle, bytes)).collect();

@@ -120,7 +120,7 @@ pub struct Pager {
     pub(crate) is_on: AtomicBool,
     /// Requests that the device has not finished.
     pub(crate) in_flight: AtomicUsize,
-    /// Those of them by which a page leaves memory.
+    /// The number of those requests by which a page leaves memory.
     pub(crate) leaving: AtomicUsize,
     /// Set if a frame is wanted that the host does not have.
     pub(crate) is_short: AtomicBool,
@@ -152,7 +152,7 @@ pub(crate) struct Inner {
     pub(crate) requests: Vec<Request>,
     /// Writes that have failed, since one has not.
     pub(crate) failed: u32,
-    /// For tables that split 2 MiB.
+    /// Frames for tables that split 2 MiB.
     pub(crate) stock: Vec<Ahead>,
 }
 
@@ -200,7 +200,7 @@ impl Pager {
         self.inner.lock().disk.is_some()
     }
 
-    /// Its counters by name, and how full the device is.
+    /// Returns the counters by name, and the counts of the device's pages.
     #[must_use]
     pub fn each(&self) -> [(&'static str, u64); 11] {
         let (pages, free, images) = {
@@ -302,8 +302,8 @@ impl Pager {
         (low, 2 * low)
     }
 
-    /// Frames are free, but not so many side by side as a VM needs that is about to start: more are to be free, so that some are.
-    /// Returns false if as many pages have gone for that as the host has frames: then that comes to nothing.
+    /// Frames are free, but not so many side by side as a VM needs that is about to start: more are to be free, so that
+    /// some are. Returns false if as many pages have gone for that as the host has frames: then the aim is given up.
     pub(crate) fn aim_higher(&self, frames: &Frames) -> bool {
         let free = frames.at_hand();
         self.aim.fetch_max((free + free / 2).min(frames.total_count()), SeqCst);

@@ -9,7 +9,7 @@ use rv::{Addr, Gpa};
 /// A place where `c.ebreak` stands instead of the guest's instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Break {
-    /// By which virtual address it was asked for.
+    /// The virtual address by which it was asked for.
     pub gva: u64,
     /// The guest physical address.
     pub gpa: Addr<Gpa>,
@@ -45,7 +45,7 @@ impl Breaks {
         self.is_on.load(Ordering::SeqCst)
     }
 
-    /// Says so, or says no more so; returns how it was.
+    /// Sets whether a debugger is attached; returns the previous value.
     pub fn set_on(&self, on: bool) -> bool {
         self.is_on.swap(on, Ordering::SeqCst)
     }

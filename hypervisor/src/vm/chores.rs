@@ -17,7 +17,7 @@ use rv::{Gpa, Hpa, Pfn, PhysMem};
 #[must_use = "dropping it leaks frames"]
 pub struct Remains {
     space: gstage::Remains,
-    /// Those of the shadow tables, if there were any.
+    /// The frames of the shadow tables, if there were any.
     tables: Box<dyn Iterator<Item = Run> + Send>,
 }
 
@@ -27,12 +27,12 @@ const TABLES: usize = 128;
 const ENTRIES: u32 = 1024;
 
 impl Remains {
-    /// Those of an address space, and of what shadowed it.
+    /// Makes the remains of an address space, and of its shadow tables.
     pub fn of(space: gstage::Remains, tables: impl Iterator<Item = Run> + Send + 'static) -> Self {
         Self { space, tables: Box::new(tables) }
     }
 
-    /// Those of an address space without shadow tables.
+    /// Makes the remains of an address space without shadow tables.
     pub fn of_space(space: gstage::Remains) -> Self {
         Self::of(space, iter::empty())
     }
@@ -118,7 +118,7 @@ impl Chores {
         list.remove(at)
     }
 
-    /// Those of a VM do not wait any more.
+    /// Makes the chores of a VM wait no more.
     pub fn wake(&self, vm: &Vm) {
         self.list.lock().iter_mut().filter(|chore| chore.vm.handle == vm.handle).for_each(|chore| chore.since = None);
     }

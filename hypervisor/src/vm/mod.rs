@@ -62,7 +62,7 @@ pub enum Departure {
 pub enum Translation {
     /// In two stages: the guest's own tables, behind a G-stage.
     TwoStage,
-    /// In one: shadow tables, kept in step with the guest's in this way.
+    /// In one: shadow tables, synchronised with the guest's in this way.
     Shadow(Upkeep),
     /// In either way, by turns: behind the G-stage, or on shadow tables that steer.
     Adaptive,
@@ -320,7 +320,7 @@ impl Vm {
         now.saturating_add(time.saturating_sub(guest_now))
     }
 
-    /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.
+    /// Marks the last exit of a vCPU as one that is to be made again when a device, or the console, can go on.
     pub fn hold(&self, vcpu: u32) {
         self.held.fetch_or(1 << vcpu, Ordering::SeqCst);
     }

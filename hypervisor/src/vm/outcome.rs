@@ -47,9 +47,9 @@ pub enum Outcome {
 pub enum Kind {
     /// An SBI call that sets the timer.
     Timer,
-    /// One that sends IPIs.
+    /// A call that sends IPIs.
     Ipi,
-    /// One of the base extension.
+    /// A call of the base extension.
     Base,
     /// A fault on shadow tables.
     Fault,

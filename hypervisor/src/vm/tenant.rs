@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 pub struct Tenant {
     /// The VM.
     pub vm: Arc<Vm>,
-    /// Those vCPUs that are stopped, by hart id.
+    /// The vCPUs that are stopped, by hart id.
     pub parked: BTreeMap<u32, Box<VcpuRun>>,
     /// While the VM is paused, those that have left their harts for that.
     pub paused: Option<Vec<Box<VcpuRun>>>,

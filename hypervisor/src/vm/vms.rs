@@ -1,4 +1,5 @@
-//! All VMs: those that there are, in slots; those that are to be, when another has ended; and what is told of those that were.
+//! All VMs: the present ones, in slots; those that are to be created when another has ended; and the reports of those
+//! that are gone.
 
 use crate::device::offer::Offer;
 use crate::slots::{Handle, Slots};
@@ -153,7 +154,7 @@ impl Vms {
         self.slots.with(vm.handle, act)
     }
 
-    /// Lets a VM leave its slot, and keeps what is told of it. `None` if it has left already.
+    /// Lets a VM leave its slot, and keeps its report. `None` if it has left already.
     pub fn move_out(&self, handle: Handle, report: Report) -> Option<Tenant> {
         let mut reports = self.reports();
         let tenant = self.slots.take(handle)?;

@@ -39,7 +39,7 @@ impl Platters {
 }
 
 thread_local! {
-    /// Those of the machine that was made last, by number.
+    /// The disks of the machine that was made last, by number.
     static DISKS: RefCell<BTreeMap<u32, Arc<Mutex<Platters>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 

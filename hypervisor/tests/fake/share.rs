@@ -23,7 +23,7 @@ impl Server {
 }
 
 thread_local! {
-    /// Those of the machine that was made last, by number.
+    /// The shares of the machine that was made last, by number.
     static SHARES: RefCell<BTreeMap<u32, Arc<Mutex<Server>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 

@@ -43,7 +43,7 @@ struct Model {
 }
 
 impl Model {
-    /// One order of events.
+    /// Runs one order of events.
     fn run(self, mutant: Option<Mutant>) {
         let config = vm_config("vm", self.vcpus);
         let others = usize::from(self.meddle.is_some());

@@ -40,7 +40,7 @@ pub struct State {
     kept: BTreeMap<u64, Vec<u8>>,
     requests: Vec<Request>,
     dice: u64,
-    /// By page: how often it was begun to be written.
+    /// The number of times that each page was begun to be written.
     pub writes: BTreeMap<u64, u64>,
     pub reads: u64,
     /// The most requests that there were at a time.
@@ -76,7 +76,7 @@ impl Hand {
         self.get().requests.len()
     }
 
-    /// Its pages that it is to write.
+    /// Returns the pages that it is to write.
     pub fn begun(&self) -> Vec<u64> {
         self.get().requests.iter().filter(|request| request.way == Way::Out).map(|request| request.slot).collect()
     }
@@ -88,7 +88,7 @@ impl Hand {
 }
 
 impl State {
-    /// Its pages that it fails at.
+    /// Returns the number of its pages that it fails at.
     pub fn bad(&self) -> u64 {
         self.bad_reads.union(&self.bad_writes).count() as u64
     }

@@ -67,7 +67,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console without guests. `has_names`: where all guests' lines are shown, whose they are stands in front.
+    /// A console without guests. `has_names`: if all guests' lines are shown, each begins with its guest's name.
     #[must_use]
     pub fn new(port: &'static dyn Port, mode: ConsoleMode, has_names: bool) -> Self {
         Self {
@@ -147,7 +147,7 @@ impl Console {
         self.is_dirty.load(Ordering::Relaxed)
     }
 
-    /// Prints some of what there is, of all guests in turn, unless another hart is printing.
+    /// Prints some of the output of all guests in turn, unless another hart is printing.
     pub fn print(&self) -> Left {
         self.print_some(FAVOUR)
     }

@@ -19,7 +19,7 @@ const PLAIN: [u8; HEADER] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 #[repr(align(8))]
 pub struct Frame {
     bytes: [u8; ROOM],
-    /// Of those, header and frame.
+    /// The number of those bytes that are header and frame.
     length: usize,
 }
 

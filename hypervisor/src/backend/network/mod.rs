@@ -93,7 +93,7 @@ struct Member {
     user: Option<Handle>,
     /// Set if there is a driver that takes frames.
     is_up: bool,
-    /// Frames for it, whose they are, and since when they wait.
+    /// The frames for it: the sender, the frame, and the time since when it waits.
     queue: VecDeque<(usize, Arc<Frame>, u64)>,
     /// The number of them that are from the world.
     of_world: usize,
@@ -229,7 +229,8 @@ impl fmt::Debug for Network {
 }
 
 impl Network {
-    /// One for cards of those addresses, 64 at most, and a device of the host's if there is one. A second of the host's has so many ticks.
+    /// Makes a network for cards of those addresses, 64 at most, and a device of the host's if there is one. `timebase`
+    /// is in ticks a second.
     #[must_use]
     pub fn new(macs: impl IntoIterator<Item = Mac>, world: Option<Box<dyn HostNetwork>>, timebase: u64) -> Self {
         let macs: Vec<Mac> = macs.into_iter().take(u64::BITS as usize).collect();
@@ -313,7 +314,7 @@ impl Network {
         }
     }
 
-    /// The next member that frames wait for: whose it is, and how many there are.
+    /// Returns the next member that frames wait for: its VM, and the number of frames.
     #[must_use]
     pub fn next_due(&self) -> Option<(Handle, usize)> {
         loop {
@@ -395,7 +396,7 @@ impl Plug {
         self.network.0.timebase / SELDOM
     }
 
-    /// The host's device is told of what was sent to it, if anything was.
+    /// Notifies the host's device of frames that were sent to it, if any were.
     pub fn flush(&self) {
         self.with(|inner| {
             if core::mem::take(&mut inner.has_sent) {

@@ -17,11 +17,11 @@ const MOST_OF_VM: usize = 4;
 /// The route of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// To that member.
+    /// The frame goes to that member.
     To(usize),
-    /// To all but the one that it comes from.
+    /// The frame goes to all members except its sender.
     All,
-    /// Nowhere: it is for whom it comes from.
+    /// The frame goes nowhere: it is for its sender.
     Nowhere,
 }
 

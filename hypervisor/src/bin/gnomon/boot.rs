@@ -1,4 +1,4 @@
-//! From the first stack to the first vCPU.
+//! The boot, from the first stack to the first vCPU.
 
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
@@ -300,7 +300,7 @@ fn start_hart(
 /// boot stage that OpenSBI's `fw_dynamic` protocol names.
 fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     const FW_DYNAMIC_MAGIC: u64 = 0x4942_534f;
-    /// Of header and configuration: enough to read the whole length.
+    /// The bytes of header and configuration: enough to read the whole length.
     const HEADER: usize = abi::bundle::HEADER_BYTES;
     let in_ram = |span: &Span| {
         machine.ram.iter().any(|r| r.start <= span.start && span.start < r.end() && span.bytes <= r.end() - span.start)
@@ -338,11 +338,11 @@ struct Spans {
     own: Span,
     /// The frames' tags.
     tags: Span,
-    /// For the identity map's tables.
+    /// The frames for the identity map's tables.
     tables: Vec<Pfn<Hpa>>,
-    /// For the root of a G-stage that maps RAM onto itself: four frames.
+    /// The frames for the root of a G-stage that maps RAM onto itself: four.
     g_root: Pfn<Hpa>,
-    /// For guests.
+    /// The RAM for guests.
     free: Vec<Span>,
 }
 

@@ -31,7 +31,7 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
     | Exception::StoreMisaligned.bit()
     | Exception::EcallFromU.bit()
     | PAGE_FAULTS;
-/// Of those, the ones that come to Gnomon when it is its tables that the guest faults in.
+/// The page faults, which come to Gnomon if the guest faults in Gnomon's tables.
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
@@ -49,11 +49,11 @@ const BARE: u64 = 0;
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// From other harts.
+    /// A software interrupt, from other harts.
     Software,
     /// The timer, for guests without Sstc.
     Timer,
-    /// From the PLIC.
+    /// An external interrupt, from the PLIC.
     External,
 }
 
@@ -213,7 +213,7 @@ impl GuestHart {
         self.hole = atp::hgatp(format, vmid, table);
     }
 
-    /// Says which exceptions guests take themselves.
+    /// Delegates the exceptions that guests take themselves.
     fn delegate(&self) {
         let comes_here = self.traps_translation && !self.steers;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
@@ -300,7 +300,7 @@ impl GuestHart {
         }
     }
 
-    /// Says whether the guest takes page faults on shadow tables itself, if that differs from the last root.
+    /// Sets whether the guest takes page faults on shadow tables itself, if that differs from the last root.
     #[inline]
     pub fn set_steering(&mut self, on: bool) {
         if on != self.steers {
@@ -309,7 +309,7 @@ impl GuestHart {
         }
     }
 
-    /// Says whether the guest's breakpoints come to Gnomon, if that differs from the last guest's.
+    /// Sets whether the guest's breakpoints come to Gnomon, if that differs from the last guest's.
     pub fn set_breaks(&mut self, on: bool) {
         if on != self.breaks {
             self.breaks = on;
@@ -441,7 +441,7 @@ impl GuestHart {
         })
     }
 
-    /// Of those, `vsstatus` alone.
+    /// Returns `vsstatus` alone.
     pub fn guest_status(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::sstatus::read())
     }

@@ -307,7 +307,7 @@ impl Hart {
         Some(self.go(run))
     }
 
-    /// Says that the guest is about to be entered, unless something is to be done before.
+    /// Announces that the guest is about to be entered, unless something is to be done before.
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
         let slot = run.vm.slot();

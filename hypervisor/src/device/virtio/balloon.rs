@@ -177,7 +177,7 @@ impl Balloon {
         true
     }
 
-    /// Takes pages of a list into the balloon, a portion of them. Says whether that was all.
+    /// Takes pages of a list into the balloon, a portion of them. Returns whether that was all.
     fn inflate(&mut self, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
         let Some(buffer) = work.chain.buffers.get(work.at) else { return Ok(true) };
         let count = ((u64::from(buffer.bytes) - work.done) as usize / NUMBER).min(LISTED_AT_ONCE);
@@ -230,7 +230,8 @@ impl Balloon {
         work.at = work.chain.buffers.len();
     }
 
-    /// Does a portion of what is begun of a queue. Says whether that was all. To do it again when it was is nothing.
+    /// Does a portion of the work that is begun for a queue. Returns whether that was all. Another call after that does
+    /// nothing.
     fn work(&mut self, at: usize, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
         match at {
             INFLATE => return self.inflate(work, outside),

@@ -82,7 +82,7 @@ pub struct Block {
     queues: usize,
     /// Queues (by bit) in which there may be requests of which the driver need not notify: it was not asked to since they were last seen empty.
     open: u8,
-    /// Those of them in which there was none, in this portion.
+    /// The number of them that were found empty in this portion.
     empty: u8,
     /// The queue at which the search for the next request begins.
     turn: usize,
@@ -105,8 +105,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// One whose guest is told that name, of which it hears 20 bytes, and has so many harts: the disk has a queue for each, up to 8. There
-    /// are so many ticks in a second.
+    /// Makes a disk. The guest is told `name`, of which it hears 20 bytes, and has `harts` harts: the disk has a queue
+    /// for each, up to 8. `timebase` is in ticks a second.
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, name: &str, harts: u32, timebase: u64) -> Self {
         let mut bytes = [0; NAME];
@@ -142,7 +142,7 @@ impl Block {
         work
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(
         &mut self,
         port: &mut Port,
@@ -248,7 +248,7 @@ impl Block {
         Ok(())
     }
 
-    /// Begins what there is to be begun of a request: reads its header, or begins a part.
+    /// Begins the next step of a request: reads its header, or begins a part.
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
         let Request { operation, sector, bytes } = request;
@@ -437,7 +437,7 @@ impl Block {
         self.is_asked(at);
     }
 
-    /// Does a portion of what there is to be done, for all queues together.
+    /// Does a portion of the work, for all queues together.
     fn go_on(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let port = Arc::clone(&self.port);
         let mut port = port.lock();

@@ -44,8 +44,9 @@ impl Chain {
         })
     }
 
-    /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by pieces that lie
-    /// together, within a page: says where each is. Says whether there is room for all, and memory.
+    /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by
+    /// pieces that lie together, within a page: passes on the address of each. Returns whether there is room for all,
+    /// and memory.
     fn go_through<E>(
         &self,
         (is_written, offset): (bool, u64),
@@ -67,9 +68,9 @@ impl Chain {
         Ok(*done == bytes)
     }
 
-    /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device writes; or to them from
-    /// those that it reads. Stops when the budget is spent, or memory is not there yet: then the same goes on where it was. Says whether
-    /// there is room for all, and memory.
+    /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device
+    /// writes; or to them from those that it reads. Stops when the budget is spent, or memory is not there yet: then
+    /// another call continues from there. Returns whether there is room for all, and memory.
     pub(super) fn copy(
         &self,
         place: (bool, u64),
@@ -84,13 +85,12 @@ impl Chain {
         })
     }
 
-    /// Writes a few bytes to what is `offset` behind the start of the buffers that the device writes. Says whether there is room,
-    /// and memory.
+    /// Writes a few bytes at `offset` of the buffers that the device writes. Returns whether there is room, and memory.
     pub(super) fn tell(&self, offset: u64, bytes: &[u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
         self.go_through((true, offset), (bytes.len(), &mut 0), |gpa, at| reached(outside.write(gpa, &bytes[at])))
     }
 
-    /// Reads bytes from what is `offset` behind the start of the buffers that the device reads. Says whether there are so many, and memory.
+    /// Reads bytes at `offset` of the buffers that the device reads. Returns whether there are so many, and memory.
     pub(super) fn hear_some(&self, offset: u64, bytes: &mut [u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
         let place = (false, offset);
         self.go_through(place, (bytes.len(), &mut 0), |gpa, at| reached(outside.read(gpa, &mut bytes[at])))

@@ -138,7 +138,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// One on a machine whose clock counts so many times a second, with ports of these names, [`MAX_PORTS`] at most.
+    /// Makes a console on a machine with `timebase` ticks a second, with ports of these names, [`MAX_PORTS`] at most.
     #[must_use]
     pub fn new(timebase: u64, first: First, names: &[String]) -> Self {
         let names = &names[..names.len().min(MAX_PORTS)];
@@ -177,8 +177,9 @@ impl Console {
         self.is_console && if known.is_ready { known.is_open } else { self.has_sent }
     }
 
-    /// There is more to be done: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: the buffers in a
-    /// queue may be any number of gigabytes, and a console that is not shown takes them all.
+    /// Asks for a moment to do more work: soon, if this hart runs the guest. Another hart, whose own guest pays for it,
+    /// does it seldom: the buffers in a queue may be any number of gigabytes, and a console that is not shown takes
+    /// them all.
     fn again(&self, outside: &mut dyn Outside) {
         if outside.is_own() {
             outside.soon();
@@ -277,7 +278,8 @@ impl Console {
         }
     }
 
-    /// Does a portion of what there is to be done for some queues, one after the other, from one on. Says by which of them it was spent.
+    /// Does a portion of the work for some queues, one after the other, from one on. Returns the queue by which the
+    /// portion was spent.
     fn serve(
         &mut self,
         all: impl Iterator<Item = usize>,

@@ -32,7 +32,7 @@ pub(super) struct Driver<B: Backend> {
 }
 
 impl<B: Backend> Driver<B> {
-    /// One with so much RAM.
+    /// Makes a driver with `ram` bytes of RAM.
     pub(super) fn new(device: Mmio<B>, ram: usize) -> Self {
         let world = World { ram: vec![0; ram], ..World::default() };
         Self { device, world, available: 0, seen: 0, queue: 0, others: vec![(0, 0)], more: 0 }
@@ -44,7 +44,7 @@ impl<B: Backend> Driver<B> {
         Self { others, more: RAM + ram as u64, ..Self::new(device, ram + 0x1000 * (queues - 1)) }
     }
 
-    /// From now on that queue is meant.
+    /// Chooses a queue: later calls are about it.
     pub(super) fn choose(&mut self, queue: usize) {
         self.others[self.queue] = (self.available, self.seen);
         self.queue = queue;

@@ -43,7 +43,7 @@ pub(super) struct Gathering {
     count: u32,
     /// The least that a span took since requests are single, or were last, in ticks.
     single: u64,
-    /// For how many spans they are after the next failure.
+    /// The number of spans for which requests are single after the next failure.
     patience: u32,
     /// Set if the last span of several at once took as long. That may be by chance; two of them are not.
     is_doubtful: bool,

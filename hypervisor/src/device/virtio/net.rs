@@ -57,7 +57,7 @@ pub struct Counts {
     pub frames_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
-    /// Of what it has sent, that which is no frame: too short, too long, or nowhere.
+    /// The number of frames sent that are none: too short, too long, or nowhere.
     pub refused: u64,
     /// Frames that the guest has sent with the address of a group, or of another member, as their source.
     pub forged: u64,
@@ -148,7 +148,7 @@ fn scatter(chain: &Chain, bytes: &[u8], outside: &mut dyn Outside) -> Result<Opt
 }
 
 impl Net {
-    /// One that is plugged in there.
+    /// Makes a card with that plug.
     #[must_use]
     pub fn new(plug: Plug) -> Self {
         let (gathering, counts) = (Gathering::default(), Counts::default());
@@ -199,8 +199,8 @@ impl Net {
         Some(at)
     }
 
-    /// There is more to send: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it
-    /// seldom: so a card that sends all the time delays no other guest for long.
+    /// Asks for a moment to send more: soon, if this hart runs the guest. Another hart, whose own guest pays for it,
+    /// does it seldom: so a card that sends all the time delays no other guest for long.
     fn again(&self, outside: &mut dyn Outside) -> Progress {
         if outside.is_own() {
             outside.soon();

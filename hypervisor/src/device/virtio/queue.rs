@@ -62,7 +62,7 @@ impl Layout {
         QueueState { size, descriptors, driver, device, ready }
     }
 
-    /// From there.
+    /// Returns the layout of a saved queue.
     pub(super) const fn of(state: &QueueState) -> Self {
         Self { size: state.size, descriptors: state.descriptors, driver: state.driver, device: state.device }
     }
@@ -217,14 +217,14 @@ pub struct Queue {
     taken: u16,
     /// Chains that were given back.
     given: u16,
-    /// Those of which the driver was told, or did not want to be.
+    /// The count of chains given back of which the driver was notified, or did not want to be.
     told: u16,
     #[cfg(test)]
     broken: Option<Broken>,
 }
 
 impl Queue {
-    /// One from which nothing was taken. `None` if it cannot be like that.
+    /// Makes a queue from which nothing was taken. `None` if it cannot be like that.
     #[must_use]
     pub fn new(layout: Layout, agreed: Agreed) -> Option<Self> {
         let queue = Self {
@@ -245,7 +245,7 @@ impl Queue {
         [self.taken.wrapping_sub(begun), self.given, self.told]
     }
 
-    /// One that goes on from there. `None` if it cannot be like that.
+    /// Makes a queue that continues from those counts. `None` if it cannot be like that.
     #[must_use]
     pub fn resume(layout: Layout, agreed: Agreed, [taken, given, told]: [u16; 3]) -> Option<Self> {
         // Each chain was taken before it was given back, and at most so many are out.
@@ -414,7 +414,8 @@ impl Queue {
         Ok(must_tell)
     }
 
-    /// Asks the driver to notify when it makes more available. Says whether it has done so meanwhile, perhaps without notifying.
+    /// Asks the driver to notify when it makes more available. Returns whether it has done so meanwhile, perhaps
+    /// without notifying.
     ///
     /// # Errors
     /// [`Trouble`].

@@ -4,7 +4,7 @@ use super::queue::{Agreed, Layout, Queue};
 use abi::snapshot::device::QueueState;
 use alloc::vec::Vec;
 
-/// One of them.
+/// A queue, and its layout while it is not ready.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     layout: Layout,
@@ -41,7 +41,7 @@ impl Queues {
         self.slots.get_mut(at)?.queue.as_mut()
     }
 
-    /// Those that are ready.
+    /// Returns the queues that are ready.
     pub(super) fn all_ready(&mut self) -> impl Iterator<Item = &mut Queue> {
         self.slots.iter_mut().filter_map(|slot| slot.queue.as_mut())
     }
@@ -58,7 +58,8 @@ impl Queues {
         }
     }
 
-    /// The driver says that a queue is ready, with what was agreed on, or that it is not. Says whether it can be.
+    /// Makes a queue ready, with the features that were agreed on, or not ready, as the driver says. Returns whether
+    /// that can be.
     pub(super) fn set_ready(&mut self, at: usize, agreed: Option<Agreed>) -> bool {
         let Some(slot) = self.slots.get_mut(at) else { return true };
         match agreed {
@@ -79,7 +80,8 @@ impl Queues {
         self.slots.iter().enumerate().map(save).collect()
     }
 
-    /// Goes on from there. There may be fewer: others are as after a reset. Says whether they can be so.
+    /// Resumes from a saved state. There may be fewer queues in it: the others are as after a reset. Returns whether
+    /// they can be so.
     pub(super) fn resume(&mut self, states: &[QueueState], agreed: Agreed) -> bool {
         for (slot, state) in self.slots.iter_mut().zip(states) {
             slot.layout = Layout::of(state);

@@ -57,7 +57,7 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// One whose bytes come from there.
+    /// Makes a device whose bytes come from that source.
     #[must_use]
     pub fn new(place: Place) -> Self {
         Self { place, filling: None, counts: Counts::default() }
@@ -75,7 +75,7 @@ impl Rng {
         &self.counts
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(&mut self, queue: &mut Queue, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some((chain, piece)) = &mut self.filling else {
             if let Some(chain) = next_chain(queue, outside, budget)? {

@@ -102,7 +102,7 @@ pub struct Share {
     works: Vec<Option<Work>>,
     /// The one that is still to be begun.
     asking: Option<usize>,
-    /// Those that are over, and are to be given back: with how many bytes.
+    /// The requests that are over, and are to be given back: with the number of bytes.
     over: VecDeque<(usize, u32)>,
     /// The count of file numbers that the guest has, since its session began.
     files: u32,
@@ -111,7 +111,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// One that the guest mounts by that tag, on a machine with so many ticks in a second.
+    /// Makes a share that the guest mounts by `tag`, on a machine with `timebase` ticks a second.
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, tag: &str, timebase: u64) -> Self {
         let (works, over, pace) = (Vec::new(), VecDeque::new(), Pace::new(timebase));
@@ -129,7 +129,7 @@ impl Share {
         work
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(
         &mut self,
         port: &mut Port,

@@ -97,7 +97,7 @@ const fn half(of: u64, sel: u32) -> u32 {
 }
 
 impl<B: Backend> Mmio<B> {
-    /// One at GPA `start`, after reset.
+    /// Makes a device at GPA `start`, after reset.
     #[must_use]
     pub fn new(start: u64, source: u32, backend: B) -> Self {
         Self {
@@ -260,7 +260,7 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// Does a portion of what there is to be done for a queue that is notified of, or for all of them.
+    /// Does a portion of the work for a queue that is notified of, or for all of them.
     fn serve(&mut self, at: Option<usize>, outside: &mut dyn Outside) -> Result<Progress, Later> {
         self.act_on_queues(outside, |backend, queues, outside| match at {
             Some(at) if !queues.is_ready(at) => Ok(Progress::Idle),

@@ -25,17 +25,17 @@ pub mod block {
     /// The device knows [`T_WRITE_ZEROES`].
     pub const WRITE_ZEROES: u64 = 1 << 14;
 
-    /// Types of requests (`VIRTIO_BLK_T_*`): to read.
+    /// Types of requests (`VIRTIO_BLK_T_*`): reads.
     pub const T_IN: u32 = 0;
-    /// To write.
+    /// Writes.
     pub const T_OUT: u32 = 1;
-    /// To make last what was written.
+    /// Makes written data durable.
     pub const T_FLUSH: u32 = 4;
-    /// To tell the disk's name.
+    /// Returns the disk's name.
     pub const T_GET_ID: u32 = 8;
-    /// To drop what sectors hold, whatever they read as afterwards.
+    /// Drops the content of sectors: they may read as anything afterwards.
     pub const T_DISCARD: u32 = 11;
-    /// To make sectors read as zero.
+    /// Makes sectors read as zero.
     pub const T_WRITE_ZEROES: u32 = 13;
 
     /// The values of the status (`VIRTIO_BLK_S_*`): the request is done.
@@ -49,7 +49,7 @@ pub mod block {
     pub const HEADER: usize = 16;
     /// Bytes of a segment, which says what is to be discarded or zeroed: a sector, how many (4 bytes), flags (4 bytes).
     pub const SEGMENT: usize = 16;
-    /// The flag of a segment to be zeroed that the device may drop what is there.
+    /// The flag of a segment to be zeroed by which the device may drop the content.
     pub const SEGMENT_UNMAP: u32 = 1;
     /// Bytes of the name that a disk has.
     pub const NAME: usize = 20;

@@ -74,8 +74,8 @@ fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answe
     }
 }
 
-/// Takes what has been received to guest memory, and from the UART only what is there (LOSSLESS): another hart may have taken a page
-/// away meanwhile. Returns how many bytes that are.
+/// Copies received bytes to guest memory, and takes from the UART only those that arrived there (LOSSLESS): another
+/// hart may have taken a page away meanwhile. Returns the number of those bytes.
 fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env: &mut E) -> Result<usize, Unreachable> {
     let mut buffer = [0; CHUNK];
     let mut devices = vm.devices.lock();

@@ -27,7 +27,7 @@ pub(super) enum Answer {
 /// The arguments a0 to a5 of a call.
 pub(super) type Args = [u64; 6];
 
-/// Says it to the guest.
+/// Writes the reply to the guest's registers.
 pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
     let (error, value) = match reply {
         Ok(value) => (0, value),

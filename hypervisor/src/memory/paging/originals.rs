@@ -53,7 +53,7 @@ fn bits(of: impl Iterator<Item = u64>) -> u64 {
     of.fold(0, |all, n| all | 1 << n)
 }
 
-/// Those of a chunk that have a bit there.
+/// Returns the originals of a chunk whose bit is set.
 fn named(chunk: &Range<u64>, bits: u64) -> impl Iterator<Item = u64> + use<> {
     let start = chunk.start;
     chunk.clone().filter(move |number| bits >> (number - start) & 1 == 1)

@@ -150,7 +150,7 @@ impl Pager {
         }
     }
 
-    /// A part of the sweep in one VM, whose memory's lock is held. Returns whether pages can go on to go.
+    /// Does a part of the sweep in one VM, whose memory's lock is held. Returns whether more pages can go.
     pub(crate) fn sweep<P: Pageable>(
         &self,
         vm: &Vm,

@@ -1,4 +1,4 @@
-//! Pages that come back, requests that are finished, and who waits for them.
+//! Pages that are read back, requests that are finished, and the vCPUs that wait for them.
 
 use super::originals::Read;
 use crate::gnomon::Gnomon;
@@ -15,7 +15,7 @@ use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
-/// Requests whose end is looked after at a time: some 40,000 instructions.
+/// The number of requests whose end is handled at a time: some 40,000 instructions.
 const AT_ONCE: usize = 16;
 
 impl Pager {
@@ -161,7 +161,8 @@ impl Pager {
         }
     }
 
-    /// A VM needs a frame, and there is none, or none that it may have. Says what that comes to.
+    /// Handles the lack of a frame that a VM needs: there is none, or none that it may have. Returns the reason why the
+    /// access waits or fails.
     fn short_of<E: Env>(&self, g: &Gnomon, vm: &Vm, (error, since): (AllocError, u64), env: &mut E) -> Unreachable {
         // Without a limit of its own, all of its RAM and its tables fit what it may have.
         if vm.config.limit_bytes.is_none() && matches!(error, AllocError::OverLimit { .. }) {
@@ -278,7 +279,7 @@ impl Pager {
         finished || more
     }
 
-    /// Looks after requests that are finished. Says whether there were some.
+    /// Handles requests that are finished. Returns whether there were some.
     pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         let mut read = Vec::new();
         let mut count = 0;

@@ -41,7 +41,7 @@ fn what(cause: u64) -> Option<(By, Access)> {
     }
 }
 
-/// Those of `others`, and those by which exits of guests with such tables may be brief.
+/// Returns the causes of `others`, and those by which exits of guests with such tables may be brief.
 pub(crate) fn causes(others: BriefCauses, upkeep: Upkeep, offer: &Offer) -> BriefCauses {
     let causes = others.and(offer.guest.privileged().code());
     let causes = causes.and(Exception::FetchPage.code()).and(Exception::LoadPage.code());

@@ -48,8 +48,8 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, upkeep: Upkeep, env: &
     }
 }
 
-/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
-/// too long at once, it has the old one, and each attempt does a part.
+/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Returns whether the vCPU has it:
+/// if that would take too long at once, the vCPU keeps the old one, and each attempt does a part.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
     let satp = Satp::decode(run.bank.csrs.vsatp);
     // A write of anything else had no effect.
@@ -155,8 +155,8 @@ pub(crate) fn leave(run: &mut VcpuRun) {
     }
 }
 
-/// The vCPU on this hart comes back from there. Says whether it has the root that its `satp` asks for: it has none if there is no memory
-/// for it, or if that would take too long at once.
+/// The vCPU on this hart comes back from there. Returns whether it has the root that its `satp` asks for: it has none
+/// if there is no memory for it, or if that would take too long at once.
 pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     let vm = Arc::clone(&run.vm);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
@@ -271,8 +271,8 @@ pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
     is_same || !run.context.lane.changes_roots()
 }
 
-/// Carries such an instruction out if it leaves the guest's `satp` as it is, or leads to a root that is up to date, and that the lane
-/// would not have found. Says whether it has.
+/// Executes such an instruction if it leaves the guest's `satp` as it is, or leads to a root that is up to date, and
+/// that the lane would not have found. Returns whether it was executed.
 #[inline(always)]
 pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
     let old = run.bank.csrs.vsatp;
@@ -286,7 +286,8 @@ pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u
     true
 }
 
-/// Gives the vCPU the root that `satp` asks for, if it knows that, and no fence has passed over it since. Says whether it has.
+/// Gives the vCPU the root that `satp` asks for, if it knows that, and no fence has passed over it since. Returns
+/// whether the vCPU has the root.
 #[inline(never)]
 fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E) -> bool {
     let decoded = Satp::decode(satp);

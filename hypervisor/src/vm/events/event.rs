@@ -77,7 +77,8 @@ impl Event {
         EventState { state: self.state as u8, is_pending: self.is_pending, attributes: self.attributes }
     }
 
-    /// From a snapshot: an event that may prefer the harts from one to another. `None` if no kernel could bring it there.
+    /// Restores an event from a snapshot; it may prefer the harts from `first` to `last`. `None` if no kernel could
+    /// bring it there.
     pub(super) fn of(from: &EventState, id: u32, (first, last): (u32, u32)) -> Option<Self> {
         let state = match from.state {
             0 => State::Unused,

@@ -27,7 +27,7 @@ const ABSENT: [u32; 6] = [0, 1, 0x8000, 0x1_0000, 0x10_0000, 0x10_8000];
 /// The events of a VM.
 #[derive(Debug)]
 pub struct Events {
-    /// By hart.
+    /// The local events, by hart.
     local: Vec<Event>,
     global: Event,
     /// Harts (by bit) to which events may come.
@@ -49,7 +49,7 @@ impl Events {
         EventsState { local, global: self.global.save(), unmasked: self.unmasked }
     }
 
-    /// From there, for so many harts. `None` if they cannot be like that.
+    /// Restores the events from a snapshot, for `harts` harts. `None` if they cannot be like that.
     #[must_use]
     pub fn of(state: &EventsState, harts: u32) -> Option<Self> {
         let own = |(hart, event)| Event::of(event, LOCAL_SOFTWARE, (hart, hart));

@@ -17,19 +17,19 @@ pub struct Adapts {
     pub busy_at: u64,
     /// There were already since the last look, and what has followed is being measured by itself.
     pub is_measured: bool,
-    /// For choices at random.
+    /// The state of random choices.
     pub dice: u64,
 }
 
 impl Adapts {
-    /// Of vCPU `id`, before its first life.
+    /// Makes the state of vCPU `id`, before its first life.
     #[must_use]
     pub fn new(id: u32) -> Self {
         let dice = 0x9e37_79b9_7f4a_7c15 ^ u64::from(id) << 32;
         Self { chooser: Chooser::new(), since: 0, spent: 0, calm: 0, busy_at: 0, is_measured: false, dice }
     }
 
-    /// Its roots are no more.
+    /// Forgets the vCPU's roots, which are no more.
     pub fn forget(&mut self) {
         (self.chooser, self.calm) = (Chooser::new(), 0);
     }

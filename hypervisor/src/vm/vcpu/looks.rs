@@ -7,8 +7,8 @@ pub struct Looks {
     pub root: u64,
     /// The host time of the root's next action.
     pub due: u64,
-    /// For how long its tables may have been as they are already when they were made, in ticks of the timebase, and until when that is taken
-    /// into account.
+    /// The age that its tables may have had already when they were made, in ticks of the timebase. It is taken into
+    /// account until `until`.
     pub before: u64,
     /// See `before`; host time.
     pub until: u64,

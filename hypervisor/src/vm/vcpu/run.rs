@@ -150,7 +150,7 @@ impl VcpuRun {
         })
     }
 
-    /// Says that it goes on, in case that it was suspended.
+    /// Marks the vCPU as started, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
@@ -175,12 +175,12 @@ impl VcpuRun {
         core::mem::replace(&mut self.ready, Ready::Nothing).discard(frames);
     }
 
-    /// Says that its exit is to be made again when a device, or the console, can go on.
+    /// Marks its exit as one that is to be made again when a device, or the console, can go on.
     pub fn hold(&self) {
         self.vm.hold(self.shared.id);
     }
 
-    /// Gnomon itself has written to the lane's log, whose count was that before: these are no fences of the lane's.
+    /// Accounts for Gnomon's own writes to the lane's log, whose count was `before`: these are no fences of the lane's.
     #[inline(always)]
     pub const fn has_logged(&mut self, before: u64) {
         self.shadow.logged = self.shadow.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));

@@ -99,7 +99,8 @@ impl Watch {
         self.reckon();
     }
 
-    /// A look has found that, and the next comes at host time `due`. Says whether the look before found the same.
+    /// Records the finding of a look; the next look comes at host time `due`. Returns whether the look before found the
+    /// same.
     pub fn looked(&mut self, found: Option<Stuck>, due: u64) -> bool {
         self.look = due;
         self.reckon();

@@ -11,7 +11,7 @@ use hypervisor::vm::vcpu::request;
 use rv::{Cause, Exception};
 
 impl Hart {
-    /// Such an exit has come.
+    /// Begins an exit that is more than handled.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_exit(&mut self) {

@@ -15,7 +15,7 @@ use crate::device::virtio::queue::Trouble;
 use crate::device::virtio::wire::block::{HEADER, S_IOERR};
 use mmu::frames::Loan;
 
-/// Requests whose end is noticed each time that a driver asks whether the device stands still.
+/// The number of requests whose end is noticed each time that a driver asks whether the device stands still.
 const AT_ONCE: usize = 8;
 
 impl Work {

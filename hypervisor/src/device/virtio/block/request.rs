@@ -26,11 +26,11 @@ pub struct Counts {
     pub bytes_read: u64,
     /// Bytes that were to be written.
     pub bytes_written: u64,
-    /// Of those, the ones that the host's device has read, or reads, from the guest's memory itself.
+    /// The part of those bytes that the host's device has read, or reads, from the guest's memory itself.
     pub bytes_lent: u64,
     /// Requests that the host's device was given.
     pub parts: u64,
-    /// Of those, the ones that failed there.
+    /// The number of those that failed there.
     pub errors: u64,
     /// Requests that are none, or that are not for this disk.
     pub refused: u64,
@@ -106,7 +106,7 @@ pub(super) fn config(port: &Port, queues: usize) -> [u8; CONFIG] {
 }
 
 impl Request {
-    /// Says the status if the disk cannot do it.
+    /// Checks whether the disk can do it. The error is the status.
     pub(super) fn check(&self, port: &Port) -> Result<(), u8> {
         let (device, sectors) = (port.device(), self.bytes / SECTOR);
         let end = self.sector.checked_add(sectors);

@@ -70,8 +70,8 @@ impl Work {
         }
     }
 
-    /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
-    /// Says the status if there is none, or not such a one.
+    /// Reads the one segment of a request to discard sectors or to zero them: the operation, the first sector, and the
+    /// number of bytes. The error is the status, if there is no valid segment.
     pub(super) fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
         if self.chain.room(false) != (HEADER + SEGMENT) as u64 {
             return Ok(Err(S_IOERR));

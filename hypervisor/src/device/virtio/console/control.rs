@@ -40,7 +40,7 @@ pub(super) enum Kind {
     None,
     /// The VM's console.
     Console,
-    /// One with a name.
+    /// A port with a name.
     Named(String),
 }
 

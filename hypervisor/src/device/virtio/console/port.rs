@@ -49,7 +49,7 @@ struct Line {
     number: u32,
     /// The number of bytes that were taken for the guest.
     taken: u64,
-    /// Those of them that it does not have yet.
+    /// The bytes of those that the guest does not have yet.
     input: VecDeque<u8>,
     /// The place of the first byte of the guest's that is kept.
     from: u64,
@@ -162,7 +162,7 @@ impl Port {
         Ok(())
     }
 
-    /// Gives the driver some of what there is for it, if it has a buffer for that.
+    /// Gives the driver some of the data for it, if it has a buffer for that.
     pub(super) fn receive(
         &mut self,
         counts: &mut PortCounts,

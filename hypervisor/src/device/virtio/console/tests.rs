@@ -248,7 +248,8 @@ fn a_reset_ends_what_is_under_way() {
     assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
 }
 
-/// Stops both queues with a chain of each under way, and makes them ready anew. Says whether there was one, which the seed decides.
+/// Stops both queues with a chain of each under way, and makes them ready anew. Returns whether there was one, which
+/// the seed decides.
 fn stop(seed: u64) -> bool {
     let mut rig = Rig::new();
     rig.world.room = 1100;

@@ -1,4 +1,4 @@
-//! Queues beside models: a driver that plays by the rules, with whom another hart meddles, and rings of random bytes.
+//! Tests of queues beside models: a driver that keeps the rules, while another hart meddles, and rings of random bytes.
 
 use super::*;
 use crate::device::interface::tests::{RAM, World};
@@ -282,7 +282,7 @@ fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Optio
     }
 }
 
-/// A wild ring beside the model. Says whether there was a chain in it.
+/// A wild ring beside the model. Returns whether there was a chain in it.
 fn wild(seed: u64, broken: Option<Broken>) -> Result<bool, &'static str> {
     let random = &mut Random(seed * 2 + 1);
     let size = 1 << random.below(4);

@@ -102,7 +102,7 @@ impl Rig {
         assert_eq!(self.set(0x050, 0), Answer::Done(()), "nobody waits");
     }
 
-    /// A piece of so many bytes has come. Says whose it is.
+    /// Makes a piece of so many bytes come. Returns the member that has it.
     fn come(&mut self, count: usize) -> Option<usize> {
         self.model.lock().come = Some(count);
         let user = self.source.lock().attend();

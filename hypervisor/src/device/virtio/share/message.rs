@@ -173,7 +173,7 @@ impl Head {
         message[5..HEAD].copy_from_slice(&self.tag.to_le_bytes());
     }
 
-    /// Checks what the head alone tells, of a message whose buffers have `there` bytes.
+    /// Checks the head alone, of a message whose buffers have `there` bytes.
     pub(super) fn check(self, there: u64) -> Result<(), Errno> {
         if self.bytes < HEAD || self.bytes as u64 > there {
             return Err(Errno::Invalid);
@@ -193,7 +193,7 @@ impl Head {
         matches!(self.kind, READ | READ_FOLDER).then_some(COUNT_AT)
     }
 
-    /// Looks through a whole message, and shortens what it asks for to what there is `room` for, in bytes of an answer.
+    /// Checks a whole message, and shortens the answer that it asks for to `room`, in bytes.
     ///
     /// The head is this one: the guest may have written there since it was read.
     pub(super) fn examine(self, message: &mut [u8], room: usize) -> Verdict {

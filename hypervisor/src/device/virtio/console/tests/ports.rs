@@ -58,7 +58,7 @@ impl Rig {
         rig
     }
 
-    /// One whose driver knows all ports.
+    /// Makes a rig whose driver knows all ports.
     fn ready(is_console: bool) -> Self {
         let mut rig = Self::new(is_console);
         rig.offer_messages(0..8);
@@ -89,7 +89,7 @@ impl Rig {
         assert!(is_done, "a notification comes to an end");
     }
 
-    /// Says something of ports.
+    /// Sends a message about ports.
     fn tell(&mut self, message: &[u8]) {
         self.say(CONTROL_TRANSMIT, 63, message);
         self.choose(CONTROL_TRANSMIT);
