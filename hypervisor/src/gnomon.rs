@@ -60,7 +60,7 @@ pub struct Gnomon {
 }
 
 impl Gnomon {
-    /// Host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
+    /// Returns host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
     #[must_use]
     pub fn frames(&self) -> &Frames {
         &self.harts[0].frames
@@ -100,7 +100,7 @@ impl Gnomon {
         }
     }
 
-    /// Those of a VM's vCPUs that are held ([`Vm::hold`]) make their exits again.
+    /// Makes the held vCPUs of a VM ([`Vm::hold`]) make their exits again.
     pub fn release_held<E: Env>(&self, vm: &Vm, env: &mut E) {
         if vm.held.load(Ordering::SeqCst) == 0 {
             return;
@@ -118,7 +118,8 @@ impl Gnomon {
         }
     }
 
-    /// Finds a hart for a vCPU that is ready: an idle one, `preferred` if it is; else one whose vCPU spins.
+    /// Finds a hart for a vCPU that is ready: `preferred` if that is idle, else another idle one, else one whose vCPU
+    /// spins.
     pub fn rouse<E: Env>(&self, preferred: usize, env: &mut E) {
         let me = env.hart();
         // Whoever finds a hart idle claims it, so that two vCPUs made ready rouse two harts.
@@ -144,7 +145,8 @@ impl Gnomon {
         why.map(Unreachable::from)
     }
 
-    /// Memory is short: gives back the frames that are taken for what is done in the background. Returns whether there were some.
+    /// Gives back the frames that are taken for work in the background, because memory is short. Returns whether there
+    /// were some.
     pub(crate) fn give_back_ahead(&self, frames: &Frames) -> bool {
         let stops_moving = |vm: Arc<Vm>| {
             let mut guard = vm.memory.lock();
@@ -154,8 +156,8 @@ impl Gnomon {
         self.promoter.give_back(frames) || self.vms.all().any(stops_moving)
     }
 
-    /// This hart has nothing to do: says so first, and looks again then, so that no wake-up falls between; waits if there is still
-    /// nothing.
+    /// Waits when this hart has nothing to do. The hart announces that first, and looks again then, so that no wake-up
+    /// falls between; it waits if there is still nothing.
     pub fn rest<E: Env>(&self, env: &mut E, wait: impl FnOnce(&mut E)) {
         let idle = &self.harts[env.hart()].idle;
         idle.store(true, Ordering::SeqCst);

@@ -20,7 +20,7 @@ mod model {
     pub type TicketMutex<T> = Mutex<T>;
 
     impl<T> Mutex<T> {
-        /// A free one.
+        /// Makes a free lock.
         pub const fn new(value: T) -> Self {
             Self(shuttle::sync::Mutex::new(value))
         }

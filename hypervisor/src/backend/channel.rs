@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 /// A device of the host's by which bytes come and go.
 pub trait Line: Send {
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: input after this interrupts anew.
     fn acknowledge(&mut self);
     /// Takes a piece of what has come, some KiB at most; returns whether there was any.
     fn receive(&mut self, into: &mut Vec<u8>) -> bool;
@@ -38,7 +38,7 @@ struct End {
 }
 
 impl End {
-    /// The next frame, from no more than one piece.
+    /// Returns the next frame, from no more than one piece.
     fn next(&mut self) -> Option<Result<Vec<u8>, Bad>> {
         if self.done == self.piece.len() {
             self.piece.clear();
@@ -55,7 +55,7 @@ impl End {
 }
 
 impl Channel {
-    /// The channel at that line.
+    /// Makes the channel at that line.
     #[must_use]
     pub fn new(line: Option<Box<dyn Line>>) -> Self {
         let end = |line| End { line, reader: Reader::new(MOST_REQUEST_BYTES), piece: Vec::new(), done: 0 };
@@ -69,7 +69,7 @@ impl Channel {
         self.is_due.load(SeqCst)
     }
 
-    /// The next frame that has come, if there is one. What is behind it waits.
+    /// Returns the next frame that has come, if there is one. Input behind it waits.
     pub fn next(&self) -> Option<Result<Vec<u8>, Bad>> {
         let mut end = self.end.lock();
         let end = end.as_mut()?;

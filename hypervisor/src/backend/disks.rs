@@ -69,7 +69,7 @@ pub struct Clears {
 }
 
 impl Clears {
-    /// Most sectors that may be meant at a time; `None` if the device does not know the operation.
+    /// Returns the most sectors of an operation; `None` if the device does not know it.
     #[must_use]
     pub fn most(&self, operation: Operation) -> Option<u32> {
         let most = if operation == Operation::Discard { self.most_discarded } else { self.most_zeroed };
@@ -107,7 +107,7 @@ pub trait HostDisk: HostDevice<Asked = Asked, Outcome = Result<(), IoError>> {
     fn has_cache(&self) -> bool;
     /// Returns the ways in which it can clear sectors. A disk that is read-only is not asked to.
     fn clears(&self) -> Clears;
-    /// Most pieces of RAM that it reads for one request: 1 or more.
+    /// Returns the most pieces of RAM that it reads for one request: 1 or more.
     fn most_pieces(&self) -> usize;
     /// Begins to write what is lent, from that sector on: whole sectors, one or more. The loan ends when that is finished.
     ///
@@ -147,7 +147,7 @@ impl Port {
         self.flying() >= BUSY || self.gathers
     }
 
-    /// Its user finds that several are better looked after at once; or that they are not.
+    /// Sets whether the user finds that several requests are better served at once.
     pub const fn set_gathering(&mut self, gathers: bool) {
         self.gathers = gathers;
     }

@@ -1,7 +1,7 @@
 //! Random bytes of the host's for guests, by a device of the host's.
 //!
-//! The device is asked for a *piece* at a time, each for one guest, which alone ever sees it. Guests that want one wait in the order in which they
-//! came, each for one at most: so no guest's thirst keeps another from its piece for longer than one for each that there is.
+//! The device is asked for a *piece* at a time, each for one guest, which alone ever sees it. Guests that want one wait
+//! in the order in which they came, each for one at most: so a guest waits for at most one piece of each other guest.
 
 use crate::slots::Handle;
 use crate::sync::Mutex;
@@ -18,9 +18,10 @@ pub const PIECE: usize = 64;
 pub trait HostEntropy: Send {
     /// Asks for a piece, if none was asked for that has not come.
     fn ask(&mut self);
-    /// The piece that has come since the last time, if any: how many bytes of `into` it has filled.
+    /// Takes the piece that has come since the last time, if any: returns the number of bytes of `into` that it has
+    /// filled.
     fn take(&mut self, into: &mut [u8; PIECE]) -> Option<usize>;
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: a piece after this interrupts anew.
     fn acknowledge(&mut self);
 }
 
@@ -32,7 +33,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.count]
@@ -71,7 +72,7 @@ impl fmt::Debug for Source {
 }
 
 impl Source {
-    /// The source that this device is.
+    /// Makes a source from a device.
     #[must_use]
     pub fn new(device: Box<dyn HostEntropy>) -> Self {
         Self { device, members: Vec::new(), joined: 0, waiting: VecDeque::new() }
@@ -105,7 +106,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A new one.
+    /// Makes a new place at a source.
     #[must_use]
     pub fn at(source: &Arc<Mutex<Source>>) -> Self {
         let mut locked = source.lock();
@@ -130,7 +131,7 @@ impl Place {
         }
     }
 
-    /// The piece that was asked for, if it has come.
+    /// Takes the piece that was asked for, if it has come.
     #[must_use]
     pub fn take(&self) -> Option<Piece> {
         self.source.lock().member(self.id)?.piece.take()

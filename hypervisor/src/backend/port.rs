@@ -54,13 +54,13 @@ impl Units {
     /// None: for what has no data.
     pub const NONE: Self = Self { first: 0, count: 0 };
 
-    /// Bytes that they have.
+    /// Returns the size of the units in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.count * UNIT_BYTES
     }
 
-    /// A bit for each.
+    /// Returns a mask with a bit for each unit.
     const fn mask(self) -> u64 {
         ((1 << self.count) - 1) << self.first
     }
@@ -68,7 +68,7 @@ impl Units {
 
 /// A request to a device.
 pub trait Request: Copy {
-    /// The units that it goes through.
+    /// Returns the units that it goes through.
     fn units(&self) -> Units;
 }
 
@@ -86,9 +86,9 @@ pub trait HostDevice: Send {
     /// # Errors
     /// Why not. Nothing has happened then.
     fn begin(&mut self, asked: &Self::Asked) -> Result<Token, NotBegun>;
-    /// A request that was finished since the last time, and what has come of it.
+    /// Returns a request that was finished since the last time, and its result.
     fn finished(&mut self) -> Option<(Token, Self::Outcome)>;
-    /// Its interrupt is noticed: what is finished after this interrupts anew.
+    /// Acknowledges the device's interrupt: a request that is finished after this interrupts anew.
     fn acknowledge(&mut self);
 }
 
@@ -153,7 +153,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.user
     }
 
-    /// The device itself.
+    /// Returns the device itself.
     #[must_use]
     pub fn device(&self) -> &D {
         &self.device
@@ -172,7 +172,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.free |= units.mask();
     }
 
-    /// The bytes of units that were taken and are not in flight.
+    /// Returns the bytes of units that were taken and are not in flight.
     pub fn buffer(&mut self, units: Units) -> &mut [u8] {
         self.device.buffer(units)
     }
@@ -247,7 +247,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.flying.iter().any(|flight| flight.tag == tag && flight.life == self.life)
     }
 
-    /// The device's interrupt is noticed.
+    /// Acknowledges the device's interrupt.
     pub(crate) fn acknowledge(&mut self) {
         self.device.acknowledge();
     }
@@ -289,7 +289,7 @@ impl<D: HostDevice + ?Sized> Ports<D> {
         Self(ports.map(|(number, port)| (number, Arc::new(Mutex::new(port)))).collect())
     }
 
-    /// The port of the device of that number.
+    /// Returns the port of the device of that number.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&Arc<Mutex<Port<D>>>> {
         self.0.iter().find(|(other, _)| *other == number).map(|(_, port)| port)

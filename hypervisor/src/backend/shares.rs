@@ -1,5 +1,5 @@
-//! Folders of the host's that guests reach, by [ports](crate::backend::port) of devices that speak the protocol 9P. A message and room for the
-//! answer to it lie in units that follow each other.
+//! Folders of the host that guests reach, by [ports](crate::backend::port) of devices that speak the protocol 9P. A
+//! message and room for the answer to it lie in units that follow each other.
 
 use crate::backend::port;
 use crate::backend::port::{HostDevice, Request};
@@ -29,7 +29,7 @@ impl Asked {
         self.message.next_multiple_of(8)
     }
 
-    /// Bytes of units that it needs.
+    /// Returns the bytes of units that it needs.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.answer_at() + self.room
@@ -60,7 +60,7 @@ impl Port {
         self.take_exactly(bytes.div_ceil(UNIT_BYTES).clamp(1, UNITS - 1))
     }
 
-    /// The device has interrupted.
+    /// Handles the device's interrupt.
     pub fn attend(&mut self) {
         self.acknowledge();
         self.collect();

@@ -1,8 +1,9 @@
 //! A debugger at a VM ([`abi::control::debug`]): breakpoints, steps, registers, memory.
 //!
-//! A breakpoint is a `c.ebreak` in the guest's memory. Breakpoint exceptions come to Gnomon while a debugger is attached; those that
-//! are not the debugger's are given to the guest as ever. The VM is changed while it stands still only: so no vCPU has trapped at a
-//! breakpoint that is gone when its exit is handled. Who steps has `sie` 0 meanwhile, so that no interrupt leads away.
+//! A breakpoint is a `c.ebreak` in the guest's memory. Breakpoint exceptions come to Gnomon while a debugger is
+//! attached; those that are not the debugger's are given to the guest as ever. The VM is changed while it stands still
+//! only: so no vCPU has trapped at a breakpoint that is gone when its exit is handled. A vCPU that steps has `sie` 0
+//! meanwhile, so that no interrupt leads away.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -21,8 +22,8 @@ use mmu::gstage::Ready;
 use rv::system::{System, number};
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
 
-/// A vCPU on this hart has come to an `ebreak`. If that is the debugger's, its VM stops, and the vCPU finds that when it is about to
-/// enter its guest.
+/// Handles an `ebreak` of the vCPU on this hart. If that is the debugger's, its VM stops, and the vCPU finds that when
+/// it is about to enter its guest.
 pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
     let vm = &run.vm;
     if !vm.breaks.is_on() {
@@ -254,7 +255,7 @@ fn lift<E: Env>(g: &Gnomon, vm: &Vm, which: impl Fn(&Break) -> bool, env: &mut E
     }
 }
 
-/// Before they go on, its vCPUs forget the code that they have fetched.
+/// Makes the vCPUs forget the code that they have fetched, before they go on.
 fn forget_code<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     vm.vcpus.iter().for_each(|vcpu| g.post(vcpu, request::FENCE_I, env));
 }

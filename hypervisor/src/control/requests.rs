@@ -26,7 +26,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use mmu::frames::Owner;
 use rv::PAGE_BYTES;
 
-/// The line has interrupted, or what came by it is due: answers the next request.
+/// Answers the next request, when the line has interrupted, or the rest of its input is due.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) {
     if let Some(frame) = g.channel.next()
         && let Some(answer) = answer_frame(g, frame, env)
@@ -159,12 +159,12 @@ fn counters(g: &Gnomon, whose: Whose) -> Option<Vec<(&'static str, u64)>> {
     Some(gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?)))?.counters)
 }
 
-/// Host time so many milliseconds from now.
+/// Returns the host time `ms` milliseconds from now.
 fn until(g: &Gnomon, ms: u32, now: u64) -> u64 {
     now.saturating_add(g.offer.timebase.saturating_mul(ms.min(MOST_MS).into()) / 1000)
 }
 
-/// Lets those harts know that they are asked to note something who do not yet.
+/// Kicks those harts that do not know yet that they are asked to take notes.
 fn kick_plain<E: Env>(g: &Gnomon, env: &mut E) {
     (0..g.harts.len()).filter(|hart| !g.harts[*hart].probe.is_on()).for_each(|hart| g.kick(hart, env));
 }
@@ -184,7 +184,7 @@ fn with_vm(g: &Gnomon, number: u64, act: impl FnOnce(&Arc<Vm>) -> Answer) -> Ans
     }
 }
 
-/// All VMs that there are or are to be, and those that are gone.
+/// Returns all VMs that exist or are to be created, and those that are gone.
 fn vms<E: Env>(g: &Gnomon, env: &E) -> Vms {
     let mut vms: Vec<VmInfo> = g.vms.wishes(wished).collect();
     vms.extend(g.vms.all().map(|vm| info(g, &vm)));

@@ -44,7 +44,7 @@ impl Gnomon {
         }
     }
 
-    /// All counters as they stand.
+    /// Returns all counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
         // What is gathered below is in the heap as well.
@@ -119,7 +119,7 @@ impl Gnomon {
     }
 }
 
-/// An address space's counters by name.
+/// Returns an address space's counters by name.
 fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 21] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),

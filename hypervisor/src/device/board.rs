@@ -59,7 +59,7 @@ fn intc_phandle(hart: u32) -> u32 {
     2 + hart
 }
 
-/// The flattened device tree of a VM with these devices, whose harts have that `isa`.
+/// Makes the flattened device tree of a VM with these devices, whose harts have that `isa`.
 #[must_use]
 pub fn device_tree<'a>(
     config: &VmConfig,
@@ -100,7 +100,7 @@ pub fn device_tree<'a>(
     with_room(tree.to_dtb(), SPARE_BYTES)
 }
 
-/// A flattened tree with so many bytes of room at its end.
+/// Makes a flattened tree with so many bytes of room at its end.
 fn with_room(mut tree: Vec<u8>, bytes: usize) -> Vec<u8> {
     /// The place of the total size in the header.
     const TOTAL_SIZE: core::ops::Range<usize> = 4..8;

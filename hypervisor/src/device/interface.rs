@@ -19,7 +19,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The offset of `gpa` in it, in bytes, if it is there.
+    /// Returns the offset of `gpa` in it, in bytes, if it is there.
     #[must_use]
     pub const fn offset(&self, gpa: u64) -> Option<u64> {
         let offset = gpa.wrapping_sub(self.start);
@@ -45,33 +45,33 @@ pub enum Answer<T> {
 /// A device on a guest's board. Its registers are reached by loads and stores of 1, 2, 4 or 8 bytes that lie wholly in its
 /// [`Place`], aligned or not.
 pub trait Device: Any + Debug + Send {
-    /// Its name in the device tree, before the `@`.
+    /// Returns its name in the device tree, before the `@`.
     fn name(&self) -> &'static str;
     /// Returns the device's place on the board.
     fn place(&self) -> Place;
-    /// Its PLIC source, 1..=95.
+    /// Returns its PLIC source, 1..=95.
     fn source(&self) -> u32;
-    /// Its properties in the device tree, beyond `reg` and what names its interrupt.
+    /// Returns its properties in the device tree, beyond `reg` and the one that names its interrupt.
     fn properties(&self) -> Vec<DeviceTreeProperty>;
     /// Reads `width` bytes at `offset`.
     fn load(&mut self, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64>;
     /// Writes the low `width` bytes of `value` at `offset`.
     fn store(&mut self, offset: u64, width: u8, value: u64, outside: &mut dyn Outside) -> Answer<()>;
-    /// The level of its interrupt line.
+    /// Returns the level of its interrupt line.
     fn interrupt(&self) -> bool;
-    /// The guest has claimed its interrupt.
+    /// Notes that the guest has claimed its interrupt.
     fn claimed(&mut self) {}
-    /// The guest says that it has handled the interrupt that it claimed.
+    /// Notes that the guest has handled the interrupt that it claimed.
     fn completed(&mut self) {}
-    /// The time has come that it, or another device of the guest's, asked for.
+    /// Does the work of a moment that it, or another device of the guest's, asked for.
     fn moment(&mut self, outside: &mut dyn Outside);
-    /// The machine starts over.
+    /// Resets the device: the machine starts over.
     fn reset(&mut self);
-    /// Its VM has a slot: devices of the host report to that VM from now on.
+    /// Attaches the device to its VM, which has a slot: devices of the host report to that VM from now on.
     fn attach(&mut self, _vm: Handle) {}
     /// Reports each of its counters by its name in `docs/counters.md`. Counters of the same name are added up.
     fn counters(&self, _report: &mut dyn FnMut(&'static str, u64)) {}
-    /// All that it needs to go on elsewhere as if nothing had been.
+    /// Saves all that it needs to go on elsewhere as if nothing had been.
     ///
     /// # Errors
     /// [`Unsaved`].
@@ -132,7 +132,7 @@ pub trait GuestMemory {
     /// # Errors
     /// [`Unreached`].
     fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached>;
-    /// A loan of the guest's RAM: of nothing yet, and of so many pieces at most.
+    /// Makes a loan of the guest's RAM: of nothing yet, and of `most` pieces at most.
     fn loan(&self, most: usize) -> Loan;
     /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while
     /// the guest may change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at
@@ -143,17 +143,18 @@ pub trait GuestMemory {
         places: &mut dyn Iterator<Item = (u64, usize)>,
         loan: &mut Loan,
     ) -> (usize, Result<(), Unreached>);
-    /// Pages of RAM become untouched again, as many as may be done at once: in their order, as if each span followed the one before.
+    /// Makes pages of RAM untouched again, as many as may be done at once: in their order, as if each span followed the
+    /// one before.
     fn give_back(&mut self, spans: &[Span]) -> Returned;
 }
 
 /// The services that devices use beyond their registers.
 pub trait Outside: GuestMemory {
-    /// The host's `time`, in ticks.
+    /// Returns the host's `time`, in ticks.
     fn now(&self) -> u64;
     /// Prints on the guest's console; says how many bytes were taken. The others are to be offered again.
     fn print(&mut self, bytes: &[u8]) -> usize;
-    /// There is room for input from the guest's console.
+    /// Notes that there is room for input from the guest's console.
     fn take_input(&mut self);
     /// Asks for a [`Device::moment`] soon: a fraction of a millisecond from now.
     fn soon(&mut self);

@@ -34,7 +34,7 @@ pub enum GuestMode {
 }
 
 impl GuestMode {
-    /// The exception by which a guest's kernel calls the SBI.
+    /// Returns the exception by which a guest's kernel calls the SBI.
     #[must_use]
     pub const fn sbi_call(self) -> Exception {
         match self {
@@ -43,7 +43,8 @@ impl GuestMode {
         }
     }
 
-    /// The exception of instructions that Gnomon makes trap. In S mode it is shared with instructions that are illegal.
+    /// Returns the exception of instructions that Gnomon makes trap. In S mode it is shared with instructions that are
+    /// illegal.
     #[must_use]
     pub const fn privileged(self) -> Exception {
         match self {

@@ -60,7 +60,7 @@ fn is_word(offset: u64, width: u8) -> bool {
 }
 
 impl Plic {
-    /// A PLIC for `harts` harts.
+    /// Makes a PLIC for `harts` harts.
     #[must_use]
     pub fn new(harts: u32) -> Self {
         Self {
@@ -177,8 +177,7 @@ impl Plic {
         self.level[word] & mask != 0
     }
 
-    /// The pending, enabled source of the highest priority above the threshold; the lowest number
-    /// among equals.
+    /// Returns the pending, enabled source of the highest priority above the threshold; the lowest number among equals.
     fn best(&self, context: usize) -> Option<u32> {
         let context = &self.contexts[context];
         let mut best: Option<u32> = None;
@@ -196,7 +195,7 @@ impl Plic {
         best
     }
 
-    /// Its state, as a snapshot has it.
+    /// Returns its state for a snapshot.
     #[must_use]
     pub fn save(&self) -> PlicState {
         PlicState {

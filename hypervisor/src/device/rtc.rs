@@ -99,7 +99,7 @@ impl Device for Rtc {
         [DeviceTreeProperty::new_unchecked("compatible", "google,goldfish-rtc")].into()
     }
 
-    /// Only whole, aligned words.
+    /// Loads a register. Only whole, aligned words can be loaded.
     fn load(&mut self, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
         if width != 4 || !offset.is_multiple_of(4) {
             return Answer::Refused;
@@ -161,7 +161,7 @@ impl Device for Rtc {
         Ok(DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }))
     }
 
-    /// The time of day is the host's then, as far ahead as before. No value is impossible.
+    /// Restores the clock: the time of day is the host's then, as far ahead as before. No value is impossible.
     fn restore(&mut self, state: &DeviceState) -> Result<(), Wild> {
         let DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }) = *state else {
             return Err(Wild::OTHER);

@@ -100,7 +100,7 @@ impl Default for Uart {
 }
 
 impl Uart {
-    /// The highest interrupt that is pending and enabled, as IIR names it.
+    /// Returns the highest interrupt that is pending and enabled, as IIR names it.
     fn identification(&self) -> u8 {
         if self.overrun && self.ier & IER_LINE != 0 {
             IIR_LINE
@@ -119,7 +119,7 @@ impl Uart {
         self.received.len() < BACKLOG
     }
 
-    /// A byte from the outside. One for which there is no room is lost.
+    /// Receives a byte from the outside. A byte for which there is no room is lost.
     pub fn receive(&mut self, byte: u8) {
         if self.has_room() {
             self.received.push_back(byte);
@@ -144,7 +144,7 @@ impl Uart {
         self.received.iter().copied()
     }
 
-    /// The oldest `count` of those bytes have been taken.
+    /// Drops the oldest `count` of those bytes, which have been taken.
     pub fn drop_received(&mut self, count: usize) {
         self.received.drain(..count);
     }
@@ -317,7 +317,7 @@ impl Device for Uart {
         [DeviceTreeProperty::new_unchecked("compatible", "ns16550a"), frequency].into()
     }
 
-    /// Every width reads one register, as QEMU's board does.
+    /// Loads one register, whatever the width, as QEMU's board does.
     fn load(&mut self, offset: u64, _: u8, outside: &mut dyn Outside) -> Answer<u64> {
         let value = self.read(offset);
         if offset == 0 && self.has_room() {
@@ -326,7 +326,7 @@ impl Device for Uart {
         Answer::Done(value.into())
     }
 
-    /// Every width writes one register.
+    /// Stores one register, whatever the width.
     fn store(&mut self, offset: u64, _: u8, value: u64, outside: &mut dyn Outside) -> Answer<()> {
         if !self.can_send() {
             self.send(outside);
@@ -353,15 +353,16 @@ impl Device for Uart {
         self.thre_seen = self.identification() == IIR_THRE;
     }
 
-    /// A transmitter that was empty when the guest claimed, and that it neither asked about nor wrote to since, interrupts
-    /// no more: QEMU's board takes such an interrupt for one event, and there are kernels that never read IIR.
+    /// Completes an interrupt. A transmitter that was empty when the guest claimed, and that it neither asked about nor
+    /// wrote to since, interrupts no more: QEMU's board takes such an interrupt for one event, and there are kernels
+    /// that never read IIR.
     fn completed(&mut self) {
         if core::mem::take(&mut self.thre_seen) {
             self.thre = false;
         }
     }
 
-    /// Some time has passed since the last byte was written.
+    /// Sends waiting bytes, some time after the last byte was written.
     fn moment(&mut self, outside: &mut dyn Outside) {
         self.send(outside);
         if core::mem::take(&mut self.draining) {

@@ -38,7 +38,7 @@ pub struct HartShared {
 }
 
 impl HartShared {
-    /// A hart that takes its frames from there.
+    /// Makes the state of a hart that takes its frames from there.
     #[must_use]
     pub fn new(frames: Frames) -> Self {
         Self { frames, ..Self::default() }
@@ -52,8 +52,8 @@ impl HartShared {
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// ANNOUNCED: says that this hart is about to enter the guest in slot `vm`, *then* looks whether nothing is to be done before.
-    /// If something is, takes it back and returns false.
+    /// ANNOUNCED: announces that this hart is about to enter the guest in slot `vm`, *then* checks that nothing is to
+    /// be done before. If something is, takes it back and returns false.
     #[inline(always)]
     #[must_use]
     pub fn announce(&self, vm: usize, is_ready: impl FnOnce() -> bool) -> bool {
@@ -77,7 +77,7 @@ impl HartShared {
     }
 }
 
-/// The numbers of the harts of a set: one bit for each.
+/// Returns the numbers of the harts of a set: one bit for each.
 pub fn each(set: u64) -> impl Iterator<Item = usize> {
     let but_lowest = |left: &u64| Some(left & left.wrapping_sub(1));
     core::iter::successors(Some(set), but_lowest)

@@ -74,7 +74,7 @@ impl Queue {
 }
 
 impl Sched {
-    /// No vCPUs yet, for so many harts.
+    /// Makes queues without vCPUs, for `harts` harts.
     #[must_use]
     pub fn new(harts: usize) -> Self {
         let queue = || Queue { lists: Mutex::default(), since: AtomicU64::new(u64::MAX) };
@@ -83,7 +83,7 @@ impl Sched {
         Self { queues, surplus: AtomicIsize::new(-(harts as isize)) }
     }
 
-    /// vCPUs that are started: ready, waiting or on a hart.
+    /// Returns the number of started vCPUs: ready, waiting or on a hart.
     #[must_use]
     pub fn started_count(&self) -> usize {
         (self.surplus.load(SeqCst) + self.queues.len() as isize) as usize
@@ -97,7 +97,7 @@ impl Sched {
         self.surplus.load(SeqCst) > 0
     }
 
-    /// Since when the vCPU that comes next is ready, in host time; `u64::MAX` if none is.
+    /// Returns the host time since when the next vCPU is ready; `u64::MAX` if none is.
     #[must_use]
     pub fn ready_since(&self) -> u64 {
         self.queues.iter().map(|queue| queue.since.load(SeqCst)).min().unwrap_or(u64::MAX)
@@ -163,7 +163,7 @@ impl Sched {
         })
     }
 
-    /// The vCPU that has been ready longest, for `hart`.
+    /// Takes the vCPU that has been ready longest, for `hart`.
     #[must_use]
     pub fn take(&self, hart: usize) -> Option<Box<VcpuRun>> {
         loop {

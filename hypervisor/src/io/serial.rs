@@ -1,4 +1,4 @@
-//! The host's serial port and the guests: what they print, and what is typed for them.
+//! The host's serial port and the guests: their output, and their input.
 
 use crate::backend::console::{Command, Left};
 use crate::backend::disks::Port;
@@ -55,7 +55,7 @@ pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
     resume(g, user, env);
 }
 
-/// The VM goes on with what a device of the host's has done for it, if it is still there.
+/// Continues a VM with the finished work of a host's device, if the VM still exists.
 fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
     if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
         give_moment(g, &vm, env);
@@ -63,7 +63,7 @@ fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
     }
 }
 
-/// The host's network device has interrupted.
+/// Handles the interrupt of the host's network device.
 pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     g.offer.network.acknowledge();
     deliver(g, env);
@@ -203,7 +203,7 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 }
 
-/// The guest makes no more output in this life: what its UART still has to send joins the rest.
+/// Ends the guest's output in this life: the bytes that its UART still has to send join the rest.
 pub fn last_words(g: &Gnomon, vm: &Vm) {
     let mut devices = vm.devices.lock();
     g.console.append(vm.slot(), devices.uart.sending());
@@ -246,8 +246,8 @@ fn print_left<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
-/// that. Returns what a key asks for beyond that.
+/// Handles the port's interrupt: prints as much as it has room for, and takes in what was typed, as far as the guests
+/// have room for that. Returns the command of a key, if there is one.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     print_left(g, env);
     while has_taker(g)
@@ -279,7 +279,7 @@ pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize 
     taken
 }
 
-/// Something was typed: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
+/// Passes input on: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
 fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
     // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
     if devices.find::<Mmio<Console>>().is_none() || vm.is_frozen.load(Ordering::SeqCst) {

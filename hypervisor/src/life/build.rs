@@ -223,7 +223,7 @@ impl Fence<Gpa> for Unseen {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
 }
 
-/// RAM: images where there are segments, anonymous memory elsewhere.
+/// Returns the regions of RAM: images where there are segments, anonymous memory elsewhere.
 fn regions(g: &Gnomon, config: &VmConfig) -> Result<Vec<Region>, String> {
     let prot = Prot::R | Prot::W | Prot::X;
     let end = GUEST_RAM_BASE + config.memory_bytes;

@@ -86,7 +86,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     moved_in.ok_or_else(|| refused(EndReason::NotStarted { message: format!("there are {MAX_VMS} VMs already") }))
 }
 
-/// A device that a VM is to have and the machine has not.
+/// Returns a device that a VM is to have and the machine does not have.
 fn lacking(g: &Gnomon, config: &VmConfig) -> Option<String> {
     let disk = config.disks.iter().find(|number| g.offer.disks.get(**number).is_none());
     let disk = disk.map(|number| abi::disk_serial(*number));
@@ -132,7 +132,7 @@ fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     }
 }
 
-/// A VM cannot start.
+/// Ends a VM that cannot start.
 fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
     {
         let mut phase = vm.phase.lock();
@@ -172,7 +172,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     Ok(())
 }
 
-/// The first vCPU, as its VM's board says.
+/// Takes the first vCPU, reset to the state in which its VM's board starts it.
 #[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
 fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
@@ -288,7 +288,7 @@ pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     was_paused
 }
 
-/// The VM goes on, or ends: no more of its snapshot is given out.
+/// Ends a snapshot: no more of it is given out, because the VM continues, or ends.
 pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
     let is_frozen = {
         let mut savings = vm.savings.lock();
@@ -480,8 +480,8 @@ fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mu
     Err(message)
 }
 
-/// A VM that is about to start needs a frame, and there is none: others' memory is taken back for it. The same is attempted again when
-/// some may be there.
+/// Takes back others' memory for a VM that is about to start and needs a frame, when there is none. The start is
+/// attempted again when there may be some.
 ///
 /// # Errors
 /// If nothing can be had so, or the VM's end is asked for.
@@ -508,7 +508,7 @@ fn built(g: &Gnomon, vm: &Vm, frames: &Frames) -> Work {
     Work::GiveGigapages(gigapages)
 }
 
-/// A VM that has no memory any more ends, or starts over.
+/// Ends a VM that has no memory any more, or starts it over.
 fn part<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     let phase = vm.phase.lock().clone();
     match phase {

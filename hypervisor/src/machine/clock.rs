@@ -12,14 +12,14 @@ pub struct Clock {
 const NANOSECONDS: u128 = 1_000_000_000;
 
 impl Clock {
-    /// A clock that showed `nanoseconds` at host time `now`.
+    /// Makes a clock that showed `nanoseconds` at host time `now`.
     #[must_use]
     pub const fn new(timebase: u64, now: u64, nanoseconds: u64) -> Self {
         let at_zero = Self { timebase, zero: 0 };
         Self { zero: nanoseconds.wrapping_sub(at_zero.nanoseconds(now)), ..at_zero }
     }
 
-    /// The time of day at host time `now`, in nanoseconds since 1970.
+    /// Returns the time of day at host time `now`, in nanoseconds since 1970.
     #[must_use]
     pub const fn nanoseconds(&self, now: u64) -> u64 {
         self.zero.wrapping_add((now as u128 * NANOSECONDS / self.timebase as u128) as u64)

@@ -18,7 +18,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// The first address past the range.
+    /// Returns the first address past the range.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.start + self.bytes
@@ -144,7 +144,7 @@ fn spans(node: FdtNode<'_>) -> Result<Vec<Span>, TreeError> {
     Ok(out)
 }
 
-/// Every node below `node`, depth first.
+/// Visits every node below `node`, depth first.
 fn visit<'a>(
     node: FdtNode<'a>,
     depth: u32,
@@ -347,7 +347,7 @@ impl Machine {
         common
     }
 
-    /// RAM less what is reserved and less `taken`, in whole pages, ascending.
+    /// Returns RAM less the reserved spans and less `taken`, in whole pages, ascending.
     #[must_use]
     pub fn free_ram(&self, taken: &[Span]) -> Vec<Span> {
         const PAGE: u64 = rv::PAGE_BYTES;

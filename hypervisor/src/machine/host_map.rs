@@ -82,7 +82,7 @@ pub enum MapError {
 }
 
 impl<'a, M: PhysMem> Builder<'a, M> {
-    /// An empty table. `spare` are frames for the root and the tables below.
+    /// Makes an empty table. `spare` are frames for the root and the tables below.
     ///
     /// # Errors
     /// If there is not even one.
@@ -92,7 +92,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
         Ok(Self { format, root, mem, spare })
     }
 
-    /// The root's frame.
+    /// Returns the root's frame.
     #[must_use]
     pub fn root(&self) -> Pfn<Hpa> {
         self.root

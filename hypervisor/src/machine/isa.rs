@@ -1,4 +1,4 @@
-//! Extensions: what a hart has, and what a guest may be told.
+//! Extensions: those that a hart has, and those that a guest may be told of.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -135,7 +135,7 @@ impl Isa {
         }
     }
 
-    /// The names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
+    /// Returns the names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
     pub fn ordered(&self) -> impl Iterator<Item = &str> {
         const LETTERS: &str = "imafdqlcbkjtpvh";
         let rank = |name: &str| match name.len() {
@@ -147,7 +147,7 @@ impl Isa {
         names.into_iter()
     }
 
-    /// The `riscv,isa` string.
+    /// Returns the `riscv,isa` string.
     #[must_use]
     pub fn isa_string(&self) -> String {
         let mut text = String::from("rv64");

@@ -15,7 +15,7 @@ impl Default for Tunables {
 }
 
 impl Tunables {
-    /// The value of one.
+    /// Returns the value of one.
     #[inline]
     #[must_use]
     pub fn get(&self, id: Id) -> u64 {
@@ -39,7 +39,7 @@ impl Tunables {
         Ok(())
     }
 
-    /// All names with their values.
+    /// Returns all names with their values.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, abi::tunable::Shown)> {
         ALL.iter().zip(&self.0).map(|(tunable, value)| (tunable.name, tunable.show(value.load(Relaxed))))
     }

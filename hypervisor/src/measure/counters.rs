@@ -21,7 +21,7 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// The count so far.
+    /// Returns the count so far.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -35,7 +35,7 @@ macro_rules! counters {
         pub struct $set { $($(#[$field_doc])* pub $field: Counter),* }
 
         impl $set {
-            /// Every counter with its name, in the order of the documentation.
+            /// Returns every counter with its name, in the order of the documentation.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($name, self.$field.get())),*].into_iter()
             }

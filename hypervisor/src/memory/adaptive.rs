@@ -149,7 +149,7 @@ pub(crate) fn unload<E: Env>(run: &mut VcpuRun, env: &E) {
     if run.tables == Tables::TwoStage { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
 }
 
-/// Nothing of its life remains: it begins behind the G-stage.
+/// Forgets everything of the vCPU's life: it begins behind the G-stage.
 pub(crate) fn forget(run: &mut VcpuRun) {
     run.follow_lane();
     roots::forget(run);
@@ -176,8 +176,8 @@ fn is_to_be_two_stage(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
     choice == Choice::TwoStage
 }
 
-/// An instruction that trapped while the vCPU on this hart is steered: as [`roots::instruction`], but a write of `satp` may make it
-/// behind the G-stage.
+/// Handles an instruction that trapped while the vCPU on this hart is steered: like [`roots::instruction`], but a write
+/// of `satp` may move it behind the G-stage.
 pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
     run.follow_lane();
     if is_busy(run) {
@@ -190,7 +190,7 @@ pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mod
     roots::instruction(g, run, what, env)
 }
 
-/// The vCPU on this hart goes on behind its G-stage.
+/// Makes the vCPU on this hart continue behind its G-stage.
 fn go_two_stage<E: Env>(run: &mut VcpuRun, env: &mut E) {
     run.follow_lane();
     run.count_lane();
@@ -290,7 +290,7 @@ impl Adapts {
         1 << if is_sought { self.calm.min(2) } else { self.calm }
     }
 
-    /// Either (xorshift64).
+    /// Returns either choice, at random (xorshift64).
     const fn random(&mut self) -> Choice {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;

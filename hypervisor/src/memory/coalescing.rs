@@ -41,13 +41,14 @@ const fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     if ticks == 0 { 1 } else { ticks }
 }
 
-/// A vCPU goes on by steered tables on this hart.
+/// Begins the looks at a vCPU that continues by steered tables on this hart.
 pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     run.watch.begin(Concern::Pages, env.now() + ticks(g, LOOK));
 }
 
-/// A vCPU goes on by steered tables on this hart, with a root that has been there for `age`, in ticks, most of it
-/// unseen. Mappings of that time are taken to be half as old as it is, on average, without the root's youth.
+/// Begins the looks at a vCPU that continues by steered tables on this hart, with a root that has been there for `age`,
+/// in ticks, most of it unseen. Mappings of that time are taken to be half as old as it is, on average, without the
+/// root's youth.
 pub(crate) fn begin_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, age: u64, env: &E) {
     let (now, before) = (env.now(), age.saturating_sub(ticks(g, YOUNG)) / 2);
     let Some(root) = run.shadow.root else { return };

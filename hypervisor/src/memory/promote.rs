@@ -1,4 +1,4 @@
-//! The hand that looks for small pages, and what it does with them.
+//! The search for small pages to promote, and the promotion itself, by portions.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

@@ -1,4 +1,4 @@
-//! A VM's memory, as Gnomon reaches it.
+//! Gnomon's access to a VM's memory.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -107,7 +107,7 @@ impl Vm {
     }
 }
 
-/// The pieces of `bytes` from `gpa` on that lie in one page each: where, and which of the bytes.
+/// Splits `bytes` bytes from `gpa` on into pieces that lie in one page each: the address, and the range of the bytes.
 pub(crate) fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
     let mut done = 0;
     core::iter::from_fn(move || {

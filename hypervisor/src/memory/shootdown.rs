@@ -40,7 +40,8 @@ pub fn arrive(vm: &Vm, hart: usize) -> u64 {
     generation
 }
 
-/// The VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live there from now on.
+/// Returns the VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live
+/// there from now on.
 pub fn behind(vm: &Vm, hart: usize, fenced: u64) -> Option<u64> {
     (vm.tlb.generation.load(Ordering::SeqCst) != fenced).then(|| arrive(vm, hart))
 }

@@ -66,7 +66,7 @@ impl Translation {
         Ok(())
     }
 
-    /// Frames that a VM may have for its shadow tables.
+    /// Returns the frames that a VM may have for its shadow tables.
     ///
     /// # Errors
     /// A message, if it is given too little for them.
@@ -98,7 +98,7 @@ impl Translation {
         }
     }
 
-    /// The extensions that a VM's harts are told to have.
+    /// Returns the extensions that a VM's harts are told to have.
     #[must_use]
     pub fn isa(self, config: &VmConfig, offer: &Offer) -> Isa {
         match self {
@@ -115,7 +115,7 @@ impl Translation {
         matches!(self, Shadow(_))
     }
 
-    /// The lists for a VM's shadow tables, if it is to have some.
+    /// Makes the lists for a VM's shadow tables, if it is to have some.
     #[must_use]
     pub fn lists(self, config: &VmConfig) -> Option<Lists> {
         match self {
@@ -181,8 +181,8 @@ impl Translation {
         }
     }
 
-    /// OWNERSHIP: whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that stands between
-    /// the guest and memory.
+    /// OWNERSHIP: returns whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that
+    /// stands between the guest and memory.
     #[inline(always)]
     #[must_use]
     pub fn may_enter(self, run: &VcpuRun) -> bool {
@@ -199,7 +199,7 @@ impl Translation {
         }
     }
 
-    /// The vCPU is about to be parked: nothing of its life remains.
+    /// Forgets everything of the life of a vCPU that is about to be parked.
     pub fn forget(self, run: &mut VcpuRun) {
         run.filler = None;
         match self {
@@ -212,7 +212,7 @@ impl Translation {
         }
     }
 
-    /// A page fault came to Gnomon.
+    /// Handles a page fault that came to Gnomon.
     pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match run.tables {
             Tables::Shadow => shadow::page_fault(g, run, exception, env),
@@ -224,7 +224,7 @@ impl Translation {
         }
     }
 
-    /// An access fault came to Gnomon.
+    /// Handles an access fault that came to Gnomon.
     pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
             Shadow(Upkeep::Steered) | Adaptive if run.tables == Tables::Shadow => {
@@ -239,7 +239,7 @@ impl Translation {
         }
     }
 
-    /// A guest-page fault came to Gnomon. `None` if it is not of a frame that a steered guest is denied.
+    /// Handles a guest-page fault. `None` if it is not of a frame that a steered guest is denied.
     #[inline(always)]
     pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
         match run.tables {
@@ -248,7 +248,7 @@ impl Translation {
         }
     }
 
-    /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
+    /// Looks now and then whether the vCPU on this hart waits for something of which no exit tells.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if run.tables == Tables::Shadow {
             run.follow_lane();
@@ -260,14 +260,14 @@ impl Translation {
         }
     }
 
-    /// An interval after fences made work for it ([`shadow::fence`]): ends what is not worth while any more.
+    /// Ends what is not worth while any more, an interval after fences made work for it ([`shadow::fence`]).
     pub fn relax<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if self != TwoStage {
             shadow::relax(g, run, env);
         }
     }
 
-    /// The tables that a vCPU begins with.
+    /// Returns the tables that a vCPU begins with.
     #[must_use]
     pub const fn first_tables(self) -> Tables {
         match self {
@@ -282,14 +282,15 @@ impl Translation {
         (self == Adaptive).then(|| Box::new(Adapts::new(id)))
     }
 
-    /// A look at what the root costs by which the vCPU on this hart runs, at host time `now`: it may go on the other way.
+    /// Looks at the cost of the root by which the vCPU on this hart runs, at host time `now`: it may go on the other
+    /// way.
     pub fn choose<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
         if self == Adaptive {
             adaptive::look(g, run, now, env);
         }
     }
 
-    /// A look whether pages of the vCPU on this hart can be coalesced, at host time `now`.
+    /// Looks whether pages of the vCPU on this hart can be coalesced, at host time `now`.
     pub fn gather<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
         if self != TwoStage {
             coalescing::look(g, run, now, env);
@@ -317,7 +318,7 @@ impl Translation {
         }
     }
 
-    /// A fault that [`shadow::brief::handle`] has found to be none that is brief.
+    /// Handles a fault that [`shadow::brief::handle`] has found not to be brief.
     pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
         match self {
             TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),
@@ -335,7 +336,7 @@ impl Translation {
         }
     }
 
-    /// A store of the vCPU's is about to reach the UART.
+    /// Remembers the way by which a store of the vCPU's is about to reach the UART.
     pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
         // Behind a G-stage its exits say all that is needed.
         if run.tables == Tables::Shadow {
@@ -344,8 +345,8 @@ impl Translation {
         }
     }
 
-    /// An instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's to carry
-    /// out.
+    /// Handles an instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's
+    /// to carry out.
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
             _ if run.tables == Tables::TwoStage => None,
@@ -357,7 +358,7 @@ impl Translation {
         }
     }
 
-    /// The `satp` of the guest on this hart.
+    /// Returns the `satp` of the guest on this hart.
     pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
         match run.tables {
             Tables::TwoStage => env.vsatp(),
@@ -387,7 +388,7 @@ impl Translation {
         }
     }
 
-    /// Other harts have changed the VM's tables: makes this one forget what it knows of them.
+    /// Makes this hart forget its translations of the VM's tables, which other harts have changed.
     pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
         match self {
             TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
@@ -475,7 +476,7 @@ impl Translation {
         }
     }
 
-    /// A portion of making one large page of small ones.
+    /// Does a portion of making one large page of small ones.
     pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
         match self {
             TwoStage => two_stage::promote(g, vm, promotion, env),
@@ -491,7 +492,7 @@ impl Translation {
         }
     }
 
-    /// A page has been brought in from the swap device, to that frame. The VM's memory is locked.
+    /// Maps a page that has been brought in from the swap device, to that frame. The VM's memory is locked.
     ///
     /// # Errors
     /// The frame, if the page is not out there any more.
@@ -509,7 +510,7 @@ impl Translation {
         }
     }
 
-    /// Gnomon itself has written to that frame of the VM.
+    /// Notes that Gnomon itself has written to that frame of the VM.
     pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
         match self {
             TwoStage => {}
@@ -517,8 +518,8 @@ impl Translation {
         }
     }
 
-    /// Pages of the VM's RAM become untouched again, as many as may be done at once, and every hart forgets them. What came free
-    /// is free when this returns.
+    /// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. What
+    /// came free is free when this returns.
     pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
         let returned = match self {
             TwoStage => two_stage::give_back(g, vm, spans, env),

@@ -147,7 +147,7 @@ fn forget_older<E: Env>(g: &Gnomon, vm: &Vm, (gpa, access): (Addr<Gpa>, Access),
     }
 }
 
-/// A part of a sweep through the VM's memory.
+/// Does a part of a sweep through the VM's memory.
 pub(crate) fn sweep<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -217,7 +217,7 @@ impl<E: Env> Pageable for Swept<'_, E> {
     }
 }
 
-/// A portion of making one large page of small ones.
+/// Does a portion of making one large page of small ones.
 pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
     let frames = &g.harts[env.hart()].frames;
     let mut guard = vm.memory.lock();
@@ -234,7 +234,7 @@ pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
     }
 }
 
-/// A page has been brought in.
+/// Maps a page that has been brought in.
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -275,7 +275,7 @@ fn try_reach<E: Env>(
     Ok(hpa)
 }
 
-/// Pages become untouched again, a portion of them.
+/// Makes pages untouched again, a portion of them.
 pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut guard = vm.memory.lock();

@@ -61,7 +61,7 @@ impl Clock {
         self.slot == MAX_VMS
     }
 
-    /// The hand goes on to the next slot.
+    /// Moves the hand to the next slot.
     pub fn pass(&mut self) {
         // Originals that have lapsed are used until they are taken anew.
         (self.page, self.original, self.taking) = (FIRST, 0, None);
@@ -127,7 +127,7 @@ impl Portion {
 pub trait Pageable {
     /// The access to host RAM.
     type Mem: PhysMem;
-    /// The memory, and host RAM.
+    /// Returns the memory, and host RAM.
     fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
     /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: the budget is spent before
     /// that.

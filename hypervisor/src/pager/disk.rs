@@ -25,7 +25,7 @@ pub trait Disk: Send {
     /// Why not. Nothing has happened then.
     fn begin(&mut self, way: Way, slot: SwapSlot, frame: Pfn<Hpa>) -> Result<Token, NotBegun>;
 
-    /// A request that has been finished since the last time, and what has come of it.
+    /// Returns a request that has been finished since the last time, and its result.
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)>;
 }
 
@@ -68,7 +68,7 @@ impl Slots {
         Some(SwapSlot(64 * self.at as u64 + u64::from(bit)))
     }
 
-    /// The device has failed at one that is taken: it stays so.
+    /// Marks a taken page at which the device has failed: it stays taken.
     pub fn spoil(&mut self, slot: SwapSlot) {
         if !self.bad.contains(&slot) {
             self.bad.push(slot);
@@ -107,7 +107,7 @@ impl Shelf {
         self.count
     }
 
-    /// The page of the device that has one.
+    /// Returns the page of the device that has an original.
     pub fn of(&self, number: u64) -> Option<SwapSlot> {
         let slot = self.slots.get(number as usize).copied().filter(|slot| *slot != Self::NOWHERE)?;
         Some(SwapSlot(slot.into()))

@@ -5,7 +5,8 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Hpa, PAGE_BYTES, Pfn};
 
-/// The frames of a piece of an image, in a bundle of so many bytes; `None` if it is not in there: its VM is not started.
+/// Returns the frames of a piece of an image, in a bundle of `bytes` bytes; `None` if it is not in there: its VM is not
+/// started.
 pub(crate) fn home(segment: &Segment, bundle: Pfn<Hpa>, bytes: u64) -> Option<Range<u64>> {
     let end = segment.offset.checked_add(segment.bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
     let first = bundle.raw() + segment.offset / PAGE_BYTES;

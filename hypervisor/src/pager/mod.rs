@@ -9,12 +9,12 @@
 //!                            └────► reclaim: a portion of a sweep ──────────┘
 //! ```
 //!
-//! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still
-//! idle when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to nowhere,
-//! others to the device. The VMs' `reserve` stays.
+//! A *sweep* goes through the memory of all VMs like the hand of a clock. A mapped page becomes idle. A page that is
+//! still idle when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to
+//! nowhere, others to the device. The VMs' `reserve` stays.
 //!
-//! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
-//! back, and what was written is forgotten (*rescue*).
+//! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile, it gets the
+//! frame back, and the device's copy is forgotten (*rescue*).
 //!
 //! The pages of images belong to no single VM. The sweep comes to them after the VMs, takes those that no VM has
 //! touched, and writes each to the device once ([`originals`]).
@@ -163,7 +163,7 @@ impl Default for Pager {
 }
 
 impl Pager {
-    /// With or without a swap device.
+    /// Makes the pager, with or without a swap device.
     #[must_use]
     pub fn new(disk: Option<Box<dyn Disk>>) -> Self {
         let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
@@ -231,7 +231,7 @@ impl Pager {
         self.is_on.load(SeqCst)
     }
 
-    /// Memory may have to be taken from VMs from now on.
+    /// Turns paging on: memory may have to be taken from VMs from now on.
     pub fn turn_on(&self, frames: &Frames) {
         frames.keep(Self::marks(frames).1);
         self.is_on.store(true, SeqCst);
@@ -256,7 +256,7 @@ impl Pager {
         self.events.load(SeqCst)
     }
 
-    /// A VM forgoes a page of the device.
+    /// Frees a page of the device that a VM forgoes.
     pub fn forgo(&self, slot: SwapSlot) {
         let mut inner = self.inner.lock();
         match inner.requests.iter_mut().find(|request| request.slot == slot) {
@@ -265,7 +265,7 @@ impl Pager {
         }
     }
 
-    /// A VM forgoes those that its memory says: they are out of date.
+    /// Frees the pages that a VM's memory forgoes, because they are out of date.
     #[inline(always)]
     pub fn forgo_all(&self, space: &mut AddressSpace) {
         if space.has_forgone() {
@@ -286,7 +286,7 @@ impl Pager {
         self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.whose.is_of(vm))
     }
 
-    /// A VM without vCPUs that run is about to attempt something: whether it waits for memory then, [`Pager::is_waiting`] says.
+    /// Begins an attempt of a VM without running vCPUs: [`Pager::is_waiting`] then returns whether it waits for memory.
     pub(crate) fn begin_attempt(&self, vm: &Vm) {
         self.waiting.fetch_and(!(1 << vm.slot()), SeqCst);
     }
@@ -296,14 +296,15 @@ impl Pager {
         self.waiting.load(SeqCst) >> vm.slot() & 1 == 1
     }
 
-    /// Frames that are to be free, and how many a sweep makes free once there are fewer.
+    /// Returns the frames that are to be free, and the number that a sweep makes free once there are fewer.
     pub(crate) fn marks(frames: &Frames) -> (u64, u64) {
         let low = (frames.total_count() / 64).clamp(64, 2048);
         (low, 2 * low)
     }
 
-    /// Frames are free, but not so many side by side as a VM needs that is about to start: more are to be free, so that
-    /// some are. Returns false if as many pages have gone for that as the host has frames: then the aim is given up.
+    /// Raises the number of frames that are to be free. Frames are free, but not so many side by side as a VM needs
+    /// that is about to start. Returns false if as many pages have gone for that as the host has frames: then the aim
+    /// is given up.
     pub(crate) fn aim_higher(&self, frames: &Frames) -> bool {
         let free = frames.at_hand();
         self.aim.fetch_max((free + free / 2).min(frames.total_count()), SeqCst);

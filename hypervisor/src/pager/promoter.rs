@@ -1,7 +1,7 @@
-//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes them one page of
-//! 2 MiB, in portions ([`mmu::Promotion`]).
+//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes
+//! them one page of 2 MiB, in portions ([`mmu::Promotion`]).
 //!
-//! Such pages are there where memory was short once, or came back from the swap device. VMs that have none cost nothing, and
+//! Such pages exist if memory was short once, or came back from the swap device. VMs that have none cost nothing, and
 //! nothing is promoted while memory is short.
 
 use crate::slots::Handle;

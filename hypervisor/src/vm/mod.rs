@@ -69,7 +69,7 @@ pub enum Translation {
 }
 
 impl Translation {
-    /// Number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
+    /// Returns the number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
     const fn sharers(self, config: &VmConfig) -> usize {
         match self {
             Translation::TwoStage | Translation::Adaptive => config.vcpus as usize,
@@ -91,7 +91,7 @@ impl From<MmuMode> for Translation {
     }
 }
 
-/// The device tree of a VM that is to be.
+/// Makes the device tree of a VM that is to be created.
 #[must_use]
 pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     let isa = Translation::from(offer.mode(config)).isa(config, offer);
@@ -251,7 +251,7 @@ impl From<ResolveError> for Unreachable {
 }
 
 impl Vm {
-    /// A VM that has not started, its vCPUs stopped.
+    /// Makes a VM that has not started, its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
@@ -294,13 +294,14 @@ impl Vm {
         Owner::Vm(self.slot() as u16)
     }
 
-    /// RAM that is never taken from it once it has it, in bytes.
+    /// Returns the RAM that is never taken from it once it has it, in bytes.
     #[must_use]
     pub const fn promised_bytes(&self) -> u64 {
         if self.config.wired { self.config.memory_bytes } else { self.config.reserve_bytes }
     }
 
-    /// The device at `gpa`, if there is one, and where in its registers that is: offset and how many bytes are left.
+    /// Returns the device at `gpa`, if there is one, the offset in its registers, and the number of bytes that are left
+    /// there.
     #[must_use]
     pub fn device_at(&self, gpa: u64) -> Option<(Target, u64, u64)> {
         let find = |(at, place): (usize, &Place)| Some((Target::Device(at), place.offset(gpa)?, place.bytes));
@@ -309,7 +310,7 @@ impl Vm {
         found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
     }
 
-    /// The host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
+    /// Returns the host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
     #[must_use]
     pub fn host_time(&self, time: u64, now: u64) -> u64 {
         if time == u64::MAX {

@@ -22,7 +22,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// A VM of that configuration and device tree, with all its vCPUs stopped.
+    /// Makes a VM of that configuration and device tree, with all its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vm = Arc::new(Vm::new(handle, what, offer));

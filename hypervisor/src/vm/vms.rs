@@ -17,7 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use mmu::frames::MOST_OWNERS;
 
-/// Each slot has an account of frames, and a bit where a hart notes whose devices it looks after.
+/// Each slot has an account of frames, and a bit by which a hart notes that it serves the VM's devices.
 const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);
 
 /// A VM that is to be.
@@ -70,7 +70,7 @@ impl Default for Vms {
 }
 
 impl Vms {
-    /// No VM yet.
+    /// Makes the slots, without a VM.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -91,7 +91,7 @@ impl Vms {
         wishes.push_back(wish);
     }
 
-    /// A number for a VM that is to be created now.
+    /// Draws a number for a VM that is to be created now.
     #[must_use]
     pub fn draw(&self, config: VmConfig, offer: &Offer) -> Wish {
         self.left.fetch_add(1, SeqCst);
@@ -121,7 +121,7 @@ impl Vms {
         self.wishes.lock().iter().map(tell).collect::<Vec<R>>().into_iter()
     }
 
-    /// The VM of that number, if it is there.
+    /// Returns the VM of that number, if it exists.
     #[must_use]
     pub fn numbered(&self, number: u64) -> Option<Arc<Vm>> {
         self.all().find(|vm| vm.handle.number == number)
@@ -132,19 +132,19 @@ impl Vms {
         self.get(self.slots.put(number, make)?)
     }
 
-    /// The VM of that handle, unless it is gone.
+    /// Returns the VM of that handle, unless it is gone.
     #[must_use]
     pub fn get(&self, handle: Handle) -> Option<Arc<Vm>> {
         self.slots.with(handle, |tenant| Arc::clone(&tenant.vm))
     }
 
-    /// The VM in a slot.
+    /// Returns the VM in a slot.
     #[must_use]
     pub fn at(&self, slot: usize) -> Option<Arc<Vm>> {
         self.slots.at(slot, |tenant| Arc::clone(&tenant.vm))
     }
 
-    /// The VMs that there are.
+    /// Returns the present VMs.
     pub fn all(&self) -> impl Iterator<Item = Arc<Vm>> {
         self.slots.each(|tenant| Arc::clone(&tenant.vm))
     }
@@ -162,12 +162,12 @@ impl Vms {
         Some(tenant)
     }
 
-    /// The reports of the VMs that are gone. While this is held none goes.
+    /// Returns the reports of the VMs that are gone. While this is held none goes.
     pub fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
         self.reports.lock()
     }
 
-    /// The VM of that number is over, and told of. It is the turn of those that are to come after it.
+    /// Notes that the VM of that number is over, and reported. Those that are to come after it have their turn.
     pub fn over(&self, number: u64) {
         let mut wishes = self.wishes.lock();
         wishes.iter_mut().filter(|wish| wish.after == Some(number)).for_each(|wish| wish.after = None);

@@ -1,8 +1,10 @@
-//! Models: harts run by a model checker (shuttle), which decides at each access to what they share who goes on, in an order that it
-//! can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong order. It knows no weaker order of
-//! memory than the one that all harts agree on: what these protocols use is sequentially consistent.
+//! Models: harts run by a model checker (shuttle). At each access to shared state it decides which hart goes on, in an
+//! order that it can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong
+//! order. It knows no weaker order of memory than the one that all harts agree on: what these protocols use is
+//! sequentially consistent.
 //!
-//! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing), and `MODEL_SEED` which (those of 1 if missing).
+//! `MODEL_ROUNDS` is the number of orders that are tried of each (500 if missing), and `MODEL_SEED` the seed that
+//! chooses them (1 if missing).
 
 #[path = "../pager/disk.rs"]
 mod disk;

@@ -67,7 +67,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console without guests. `has_names`: if all guests' lines are shown, each begins with its guest's name.
+    /// Makes a console without guests. `has_names`: if all guests' lines are shown, each begins with its guest's name.
     #[must_use]
     pub fn new(port: &'static dyn Port, mode: ConsoleMode, has_names: bool) -> Self {
         Self {
@@ -185,12 +185,12 @@ impl Console {
         }
     }
 
-    /// A message of Gnomon's own, on a line of its own.
+    /// Prints a message of Gnomon's own, on a line of its own.
     pub fn say(&self, message: &str) {
         self.add(|screen| screen.say(message));
     }
 
-    /// A record, for programs to read.
+    /// Prints a record, for programs to read.
     pub fn record(&self, record: &Record) {
         self.add(|screen| screen.record(record));
     }
@@ -222,7 +222,7 @@ impl Console {
         }
     }
 
-    /// The next byte from the outside, if there is one.
+    /// Returns the next byte from the outside, if there is one.
     #[must_use]
     pub fn receive(&self) -> Option<u8> {
         self.port.receive()
@@ -234,7 +234,7 @@ impl Console {
         self.screen.lock().listener()
     }
 
-    /// A key from the outside; returns what it asks for.
+    /// Handles a key from the outside; returns its command.
     pub fn key(&self, byte: u8) -> Option<Command> {
         let mut command = None;
         self.add(|screen| {

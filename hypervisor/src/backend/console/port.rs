@@ -6,7 +6,7 @@ pub trait Port: Sync {
     fn room(&self) -> usize;
     /// Sends bytes: no more than [`Port::room`] allowed.
     fn send(&self, bytes: &[u8]);
-    /// A byte that has come in.
+    /// Returns a byte that has come in.
     fn receive(&self) -> Option<u8>;
     /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.
     fn listen(&self, wanted: Listen);

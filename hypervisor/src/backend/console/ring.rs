@@ -49,7 +49,7 @@ impl Ring {
         }
     }
 
-    /// The next byte that is still to be printed.
+    /// Returns the next byte that is still to be printed.
     pub(super) fn first(&self) -> Option<u8> {
         self.bytes.get(self.printed).copied()
     }
@@ -102,7 +102,7 @@ impl Ring {
         self.take(count, |_| ());
     }
 
-    /// The VM of that number has the slot from now on.
+    /// Gives the slot to the VM of that number.
     pub(super) fn open(&mut self, number: u64) {
         self.clear_if_empty();
         *self = Self {

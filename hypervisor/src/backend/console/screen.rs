@@ -136,12 +136,12 @@ impl Screen {
         }
     }
 
-    /// UNFORGED: a byte that a guest chose: never the mark of a record.
+    /// UNFORGED: prints a byte that a guest chose: never the mark of a record.
     fn guest_byte(&mut self, byte: u8) {
         self.byte(if byte == MARK { b'?' } else { byte });
     }
 
-    /// Several of them. Most stand for themselves.
+    /// Prints several of them. Most stand for themselves.
     fn guest_bytes(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|byte| matches!(*byte, b'\n' | MARK)) {
             let Some((last, before)) = run.split_last() else { continue };
@@ -387,7 +387,7 @@ impl Screen {
         None
     }
 
-    /// A key of a setting that is being typed. Enter ends it, Ctrl-C and Escape give it up.
+    /// Handles a key of a setting that is being typed. Enter ends it, Ctrl-C and Escape give it up.
     fn type_setting(&mut self, byte: u8) -> Option<Command> {
         const BACKSPACE: u8 = 8;
         const DELETE: u8 = 127;

@@ -18,7 +18,7 @@ struct State {
     wanted: Listen,
 }
 
-/// The first guest that has that slot.
+/// Returns the first guest that has that slot.
 const fn guest(slot: usize) -> Handle {
     Handle { slot, number: slot as u64 }
 }

@@ -44,13 +44,13 @@ impl Frame {
         is_frame
     }
 
-    /// Header and frame.
+    /// Returns header and frame.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// The frame.
+    /// Returns the frame.
     #[must_use]
     pub fn content(&self) -> &[u8] {
         &self.bytes[HEADER..self.length]
@@ -60,7 +60,7 @@ impl Frame {
         Mac(core::array::from_fn(|n| self.bytes[HEADER + at + n]))
     }
 
-    /// Whom it is for.
+    /// Returns the destination address.
     #[must_use]
     pub fn destination(&self) -> Mac {
         self.mac(0)

@@ -71,7 +71,7 @@ pub trait HostNetwork: Send {
     fn reclaim(&mut self);
     /// Tells the device of what was sent.
     fn notify(&mut self);
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: frames after this interrupt anew.
     fn acknowledge(&mut self);
 }
 
@@ -104,7 +104,8 @@ struct Member {
 }
 
 impl Member {
-    /// A frame for it. If it takes none, the oldest of those that wait are lost, until this is the only one.
+    /// Queues a frame for the member. If it takes none, the oldest of those that wait are lost, until this is the only
+    /// one.
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
         if self.is_too_late(now, patience) {
             self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
@@ -148,7 +149,7 @@ impl Member {
     }
 }
 
-/// A VM's bit. The world is never looked after like them.
+/// Returns a VM's bit. The world is never served like them.
 const fn bit(member: usize) -> u64 {
     1 << (member - 1)
 }
@@ -268,7 +269,7 @@ impl Network {
         self.0.due.load(SeqCst) != 0 || self.0.has_more.load(SeqCst)
     }
 
-    /// The slot of a VM that frames wait for, or of any.
+    /// Returns the slot of a VM that frames wait for, or of any.
     #[must_use]
     pub fn any_user(&self) -> usize {
         let (due, inner) = (self.0.due.load(SeqCst), self.0.inner.lock());
@@ -277,7 +278,7 @@ impl Network {
         first.or_else(|| inner.members.iter().find_map(|member| member.user)).map_or(0, |user| user.slot)
     }
 
-    /// The host's device has interrupted.
+    /// Acknowledges the interrupt of the host's device.
     pub fn acknowledge(&self) {
         self.0.inner.lock().world.iter_mut().for_each(|world| world.acknowledge());
         self.0.has_more.store(true, SeqCst);
@@ -339,7 +340,7 @@ impl Network {
         }
     }
 
-    /// A VM that frames waited for is gone.
+    /// Forgets a VM that frames waited for, which is gone.
     pub fn forget(&self, user: Handle) {
         let mut inner = self.0.inner.lock();
         if let Some(at) = inner.members.iter().position(|member| member.user == Some(user)) {
@@ -358,7 +359,7 @@ pub struct Plug {
 }
 
 impl Plug {
-    /// The card's address.
+    /// Returns the card's address.
     #[must_use]
     pub const fn mac(&self) -> Mac {
         self.mac
@@ -373,7 +374,7 @@ impl Plug {
         self.with(|inner| inner.members[self.member].user = Some(user));
     }
 
-    /// There is a driver that takes frames.
+    /// Notes that there is a driver that takes frames.
     pub fn come_up(&self) {
         self.with(|inner| inner.members[self.member].is_up = true);
     }
@@ -390,7 +391,7 @@ impl Plug {
         Ok(due.count_ones())
     }
 
-    /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
+    /// Returns the interval at which a hart serves a card whose guest it does not run, in ticks.
     #[must_use]
     pub fn seldom(&self) -> u64 {
         self.network.0.timebase / SELDOM
@@ -410,7 +411,7 @@ impl Plug {
         self.with(|inner| inner.expire(now));
     }
 
-    /// The first frame that waits for it, which stays there.
+    /// Returns the first frame that waits for it, which stays there.
     #[must_use]
     pub fn next(&self) -> Option<Arc<Frame>> {
         self.with(|inner| inner.members[self.member].queue.front().map(|(_, frame, _)| Arc::clone(frame)))
@@ -429,7 +430,7 @@ impl Plug {
         });
     }
 
-    /// Frames for it that were lost because it took none.
+    /// Returns the number of frames for it that were lost because it took none.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.with(|inner| inner.members[self.member].lost)

@@ -76,7 +76,7 @@ enum Broken {
 }
 
 impl Switch {
-    /// The world, and a member for each of these addresses, in their order.
+    /// Makes a switch with the world, and a member for each of these addresses, in their order.
     #[must_use]
     pub fn new(macs: impl IntoIterator<Item = Mac>) -> Self {
         let world = core::iter::once(None);
@@ -97,7 +97,7 @@ impl Switch {
         false
     }
 
-    /// The member whose own address that is.
+    /// Returns the member whose own address that is.
     #[must_use]
     pub fn owner(&self, mac: Mac) -> Option<usize> {
         self.members.iter().position(|member| member.own == Some(mac))

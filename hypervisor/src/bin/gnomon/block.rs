@@ -169,7 +169,7 @@ impl BlockDevice {
         self.clears
     }
 
-    /// Most pieces of RAM that it reads for one request.
+    /// Returns the most pieces of RAM that it reads for one request.
     pub const fn most_pieces(&self) -> usize {
         self.most_pieces
     }
@@ -213,7 +213,7 @@ impl BlockDevice {
         Ok(Token(token))
     }
 
-    /// A request that was finished since the last time, and what has come of it.
+    /// Returns a request that was finished since the last time, and its result.
     pub fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
         // What was taken before is told to the device first: either it interrupts for what comes next, or that is seen here.
         fence(Ordering::SeqCst);
@@ -228,7 +228,7 @@ impl BlockDevice {
         Some((Token(token), if popped.is_ok() && status == S_OK { Ok(()) } else { Err(IoError) }))
     }
 
-    /// Its interrupt is noticed: what is finished after this interrupts anew.
+    /// Acknowledges the device's interrupt: a request that is finished after this interrupts anew.
     pub fn acknowledge(&mut self) {
         let _ = self.transport.ack_interrupt();
     }

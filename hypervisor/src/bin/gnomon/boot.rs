@@ -61,7 +61,7 @@ struct Joining {
 
 static JOINING: Once<Joining> = Once::new();
 
-/// The boot hart, on its own stack. `in_payload_seat` is 0 or 1.
+/// Boots, on the boot hart and its own stack. `in_payload_seat` is 0 or 1.
 pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat: u64) -> ! {
     heap::start();
     // SAFETY: the boot loader passes a device tree, which nobody writes and no allocation covers
@@ -81,8 +81,10 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     }
 }
 
+/// Reads the device tree.
+///
 /// # Safety
-/// `at` is what the boot loader passed as the device tree's address.
+/// `at` is the device tree's address, as the boot loader passed it.
 unsafe fn read_tree(at: u64) -> Result<Machine, String> {
     /// No device tree is longer.
     const LONGEST: u32 = 4 << 20;
@@ -99,7 +101,7 @@ unsafe fn read_tree(at: u64) -> Result<Machine, String> {
     Ok(machine)
 }
 
-/// Everything between the device tree and the first vCPU.
+/// Does everything between the device tree and the first vCPU.
 fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
     let seat = Seat::get();
     let bundle_span = find_bundle(machine, next_stage)?;
@@ -229,7 +231,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     Ok(hart)
 }
 
-/// A secondary hart, on its own stack.
+/// Starts a secondary hart, on its own stack.
 pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let Some(joining) = JOINING.get() else { panic!("hart {hart_id} came before the boot hart was ready") };
     let machine = &joining.machine;
@@ -388,7 +390,7 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     Ok(Spans { own: own_ram, tags, tables, g_root, free })
 }
 
-/// All RAM that is handed out by the frame.
+/// Makes the allocator of all RAM that is handed out by the frame.
 fn frames(spans: &Spans) -> Frames {
     let tags = Addr::new(spans.tags.start);
     // SAFETY: free RAM, which is nobody else's for ever (`set_up_memory`).
@@ -505,8 +507,7 @@ fn twin<T: Ord + Copy>(all: impl Iterator<Item = T>) -> Option<T> {
     all.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
-/// is started.
+/// Checks the bundle's limits, before anything is sized by them. Each VM's own promises are checked when it is started.
 fn check(config: &Config) -> Result<(), String> {
     if config.vms.is_empty() || config.vms.len() > MAX_VMS {
         return Err(format!("the VM bundle has {} VMs; 1 to {MAX_VMS} are possible", config.vms.len()));

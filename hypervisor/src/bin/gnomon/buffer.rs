@@ -22,7 +22,7 @@ pub unsafe fn bytes_of<'a>(piece: &Piece) -> &'a mut [u8] {
 pub struct Buffer(Addr<Hpa>);
 
 impl Buffer {
-    /// A new one; `None` if there is no memory for it.
+    /// Makes a new one; `None` if there is no memory for it.
     pub fn new(frames: &Frames) -> Option<Self> {
         let run = frames.alloc(Owner::Host, Use::Other, ORDER).ok()?;
         Some(Self(run.first().base()))
@@ -37,7 +37,7 @@ impl Buffer {
         Piece { start: self.0.wrapping_add((units.first * UNIT_BYTES + at) as u64), bytes }
     }
 
-    /// The bytes of units.
+    /// Returns the bytes of units.
     ///
     /// # Safety
     /// None of the units is in flight.

@@ -1,9 +1,10 @@
-//! The guests' side of a hart: in which mode guests run, which registers hold a guest's supervisor
-//! state, what of it traps, and whose tables translate.
+//! The guests' side of a hart: the mode in which guests run, the registers that hold a guest's supervisor state, the
+//! parts of it that trap, and the tables that translate.
 //!
 //! Guests run in VS mode or, where the hart lacks the H extension, in S mode itself. Only this file and those below it
-//! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist: the
-//! payload seat has VS mode only. What else depends on the guest mode is decided by `hypervisor::device::offer::GuestMode`.
+//! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist:
+//! the payload seat has VS mode only. What else depends on the guest mode is decided by
+//! `hypervisor::device::offer::GuestMode`.
 
 mod bank;
 mod probe;
@@ -58,7 +59,7 @@ pub enum Line {
 }
 
 impl Line {
-    /// Its bit in `hvip`; that in `mip` is one below.
+    /// Returns its bit in `hvip`; that in `mip` is one below.
     const fn vs_bit(self) -> u64 {
         match self {
             Line::Software => Interrupt::VsSoft.bit(),
@@ -201,13 +202,13 @@ impl GuestHart {
         Ok((this, abilities))
     }
 
-    /// Only so many bits of VMIDs are used.
+    /// Limits the bits of VMIDs that are used.
     pub const fn use_vmid_bits(&mut self, bits: u32) {
         self.has_vmids = bits > 1;
     }
 
-    /// Steered guests are denied frames by a G-stage, whose table is this one. VS mode only; called after [`GuestHart::use_vmid_bits`],
-    /// before any guest is loaded.
+    /// Makes a G-stage, whose table is this one, deny frames to steered guests. VS mode only; called after
+    /// [`GuestHart::use_vmid_bits`], before any guest is loaded.
     pub const fn use_hole(&mut self, format: &Format, table: Pfn<Hpa>) {
         let vmid = if self.has_vmids { HOLE_VMID } else { Vmid(0) };
         self.hole = atp::hgatp(format, vmid, table);
@@ -323,7 +324,8 @@ impl GuestHart {
         unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
     }
 
-    /// The address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or invalidates.
+    /// Returns the address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or
+    /// invalidates.
     pub fn lane_table(&self, format: &Format, syncs: bool) -> u64 {
         let way = match (self.seat, self.mode) {
             (Seat::Firmware, GuestMode::Virtual) => lane::Way::VirtualToMachine,
@@ -344,7 +346,7 @@ impl GuestHart {
         with_bank!(self.mode, |bank| unsafe { bank::satp::write(root) });
     }
 
-    /// The root by which the loaded guest's addresses are translated first.
+    /// Returns the root by which the loaded guest's addresses are translated first.
     pub fn guest_root(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::satp::read())
     }
@@ -430,7 +432,7 @@ impl GuestHart {
         with_bank!(self.mode, |bank| bank::stimecmp::read())
     }
 
-    /// The loaded guest's trap registers.
+    /// Returns the loaded guest's trap registers.
     pub fn trap_regs(&self) -> VsTrapRegs {
         with_bank!(self.mode, |bank| VsTrapRegs {
             vsstatus: bank::sstatus::read(),
@@ -446,7 +448,7 @@ impl GuestHart {
         with_bank!(self.mode, |bank| bank::sstatus::read())
     }
 
-    /// The guest's `senvcfg`; 0 if the hart has none.
+    /// Returns the guest's `senvcfg`; 0 if the hart has none.
     pub fn user_environment(&self) -> u64 {
         if self.has_envcfg { csr::senvcfg::read() } else { 0 }
     }
@@ -463,7 +465,7 @@ impl GuestHart {
         });
     }
 
-    /// The privilege of the guest that trapped.
+    /// Returns the privilege of the guest that trapped.
     pub fn privilege(&self) -> Mode {
         let supervisor = match self.seat {
             Seat::Firmware => csr::mstatus::read() & status::MPP != 0,
@@ -472,7 +474,7 @@ impl GuestHart {
         if supervisor { Mode::Supervisor } else { Mode::User }
     }
 
-    /// The privilege that the next entry goes to.
+    /// Sets the privilege that the next entry goes to.
     pub fn set_privilege(&self, mode: Mode) {
         let mpp = if mode == Mode::Supervisor { status::MPP_S } else { 0 };
         // SAFETY: affects xRET only. M is MPP = 11: its upper bit is never set here.
@@ -526,8 +528,8 @@ impl GuestHart {
     }
 }
 
-/// In S mode a guest switches floating point and vectors on by itself, whatever it is told it has: the
-/// registers must be ones that are saved for every vCPU.
+/// Checks that the registers of a hart are saved for every vCPU. In S mode a guest switches floating point and vectors
+/// on by itself, whatever it is told it has.
 fn check_registers(own: &Isa, common: &Isa) -> Result<(), String> {
     const VECTORS: [&str; 3] = ["v", "zve32x", "zve64x"];
     if own.has("f") && !common.has("d") {

@@ -149,7 +149,7 @@ pub struct Start {
 }
 
 impl Hart {
-    /// The hart's block, ready to run.
+    /// Makes the hart's block, ready to run.
     pub fn new(start: Start) -> Self {
         let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
         let (mut guest, vmid_bits) = (start.guest, start.vmid_bits.min(id_bits));
@@ -251,8 +251,8 @@ impl Hart {
         });
     }
 
-    /// WFI traps, and slices end, only while there are more vCPUs than harts. When there are, harts are kicked, so an entry
-    /// need not look if the exit before it was short.
+    /// Makes WFI trap, and slices end, while there are more vCPUs than harts, and only then. When that changes, harts
+    /// are kicked, so an entry need not look if the exit before it was short.
     fn set_policy(&mut self) {
         let overcommitted = self.g.sched.is_overcommitted();
         if overcommitted != self.traps_wfi {
@@ -314,7 +314,7 @@ impl Hart {
         self.shared.announce(slot, || run.may_enter(|| self.tags.views[slot].fenced))
     }
 
-    /// The last step of an entry that is announced.
+    /// Does the last step of an entry that is announced.
     #[inline(always)]
     fn go(&mut self, run: Box<VcpuRun>) -> *mut Context {
         self.arm_for(&run);
@@ -341,7 +341,7 @@ impl Hart {
         self.leave_exit(run, outcome)
     }
 
-    /// The end of an exit that is handled.
+    /// Ends an exit that is handled.
     #[inline(always)]
     fn leave_exit(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
         match outcome {
@@ -351,7 +351,7 @@ impl Hart {
         }
     }
 
-    /// The end of an exit that leaves something to do before a guest goes on, this one or another.
+    /// Ends an exit that leaves something to do before a guest goes on, this one or another.
     #[inline(never)]
     fn go_on(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
         if !self.is_plain {
@@ -413,7 +413,7 @@ impl Hart {
         Some(run)
     }
 
-    /// Gnomon's timer is due.
+    /// Handles Gnomon's timer.
     fn tick(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         run.count_lane();
         let (now, spun) = (self.now(), self.spins);
@@ -447,7 +447,7 @@ impl Hart {
         None
     }
 
-    /// Host time of the next timer interrupt of the vCPU on this hart.
+    /// Returns the host time of the next timer interrupt of the vCPU on this hart.
     fn next_timer(&self, run: &VcpuRun) -> u64 {
         match self.g.offer.timer {
             GuestTimer::Sstc => run.vm.host_time(self.guest.comparator(), self.now()),
@@ -485,11 +485,11 @@ impl Hart {
     }
 }
 
-/// This hart's block.
+/// Returns this hart's block.
 ///
 /// # Safety
-/// `tp` points to it since [`Hart::run`], and the caller holds no other reference to it: true at an
-/// exit, which starts on an empty stack.
+/// `tp` points to it since [`Hart::run`], and the caller holds no other reference to it: true at an exit, which starts
+/// on an empty stack.
 unsafe fn this_hart<'a>(address: usize) -> &'a mut Hart {
     // SAFETY: by the caller's promise.
     unsafe { &mut *core::ptr::with_exposed_provenance_mut(address) }
@@ -504,7 +504,7 @@ extern "C" fn first_entry(address: usize) -> ! {
     unsafe { guest.enter(context) }
 }
 
-/// An exit. The trap vectors jump to it on the hart's empty stack, and say where to go on.
+/// Handles an exit. The trap vectors jump here on the hart's empty stack, and name the address to continue at.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_exit(_: *mut Context, resume: usize) -> ! {
     // SAFETY: the vector has set `tp` and emptied the stack.

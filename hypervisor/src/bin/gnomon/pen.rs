@@ -19,12 +19,12 @@ unsafe extern "C" {
     static __stacks: u8;
 }
 
-/// The address at which a secondary hart starts in the payload seat, with its index in a1.
+/// Returns the address at which a secondary hart starts in the payload seat, with its index in a1.
 pub fn secondary_address() -> u64 {
     gnomon_secondary as *const () as u64
 }
 
-/// The end of the stack of hart `index`.
+/// Returns the end of the stack of hart `index`.
 pub fn stack_end(index: usize) -> u64 {
     (&raw const __stacks) as u64 + (STACK_BYTES * (index + 1)) as u64
 }

@@ -51,13 +51,13 @@ pub fn set(seat: Seat, machine: &Machine) {
 }
 
 impl Seat {
-    /// The seat that Gnomon is in.
+    /// Returns the seat that Gnomon is in.
     #[inline]
     pub fn get() -> Self {
         if SEAT.load(Ordering::Relaxed) == 0 { Seat::Firmware } else { Seat::Payload }
     }
 
-    /// Its name in records and options.
+    /// Returns its name in records and options.
     pub fn name(self) -> &'static str {
         match self {
             Seat::Firmware => "firmware",

@@ -37,7 +37,7 @@ pub trait Backend: Debug + Send + 'static {
 
     /// Returns the number of queues, 1 or more. It never changes.
     fn queues(&self) -> usize;
-    /// The features that it offers, beside those of queues and transport: none.
+    /// Returns the features that it offers, beside those of queues and transport: none.
     fn features(&self) -> u64 {
         0
     }
@@ -54,8 +54,8 @@ pub trait Backend: Debug + Send + 'static {
     /// [`Trouble`]. If something is wrong with the ring, nothing more is taken from any queue. If its memory is not there yet, this is
     /// called again and goes on.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
-    /// Something outside has happened, or some time has passed: does a portion for the queues that are ready. Each has its own, if the
-    /// device does not say otherwise.
+    /// Does a portion for the queues that are ready, when something outside has happened, or some time has passed. Each
+    /// has its own, if the device does not say otherwise.
     ///
     /// # Errors
     /// As above.
@@ -73,10 +73,10 @@ pub trait Backend: Debug + Send + 'static {
         }
         all
     }
-    /// The driver stops a queue: its memory is no more, nor are the buffers that came by it. Work that was begun for it
-    /// is dropped.
+    /// Stops a queue, as the driver asks: its memory is no more, nor are the buffers that came by it. Work that was
+    /// begun for it is dropped.
     fn stop(&mut self, at: usize);
-    /// The driver resets the device: what was begun is dropped.
+    /// Resets the device, as the driver asks: work that was begun is dropped.
     fn reset(&mut self);
     /// Returns whether no access to memory is left on behalf of a queue that was stopped, or of a driver that has reset
     /// the device. Until then the driver does not see the queue as stopped, or the device as reset.

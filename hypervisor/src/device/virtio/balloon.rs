@@ -70,7 +70,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 6] {
         [
             ("balloon.reported", self.reported),
@@ -124,7 +124,7 @@ impl Balloon {
         &self.counts
     }
 
-    /// Pages that are to be in the balloon, and those that are, as the driver says.
+    /// Returns the number of pages that are to be in the balloon, and of those that are, as the driver says.
     #[must_use]
     pub const fn target_and_actual(&self) -> (u64, u64) {
         (self.target as u64, self.actual as u64)
@@ -141,7 +141,7 @@ impl Balloon {
         first.and_then(|first| first.checked_add(pages)).is_some_and(|end| end <= self.pages)
     }
 
-    /// The whole pages of a buffer that the guest has.
+    /// Returns the whole pages of a buffer that the guest has.
     fn whole_pages(&self, buffer: &Buffer) -> Option<(u64, u64)> {
         let end = buffer.gpa.checked_add(buffer.bytes.into())?;
         let (first, end) = (buffer.gpa.div_ceil(PAGE_BYTES), end / PAGE_BYTES);
@@ -267,7 +267,7 @@ impl Backend for Balloon {
         }
     }
 
-    /// One chain is taken at most, and pages are given back once.
+    /// Takes one chain at most, and gives pages back once.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let begun = match self.works[at].take() {

@@ -1,20 +1,20 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::backend::disks`]).
 //!
-//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what
-//! is read goes through units of the port's buffer, from where it is copied when it has landed, and so does what cannot
-//! be lent. No vCPU waits: a notification begins what it can, and the host's interrupt goes on, in portions, with what
-//! has landed and with what had no room. Guest memory that is not there, since it is paged out, is asked for again a
-//! moment later.
+//! A request is cut into *parts*, each of which the host's device does at once. Data of writes is [`lent`] to it. Data
+//! of reads goes through units of the port's buffer, and is copied from there when it has landed; so does data that
+//! cannot be lent. No vCPU waits: a notification begins as many parts as it can, and the host's interrupt continues, in
+//! portions, with parts that have landed and with parts that had no room. Guest memory that is not there, since it is
+//! paged out, is asked for again a moment later.
 //!
-//! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with
-//! the header, what it writes ends with the status.
+//! Requests are taken apart as the driver has put them together, at whatever borders: the bytes that the device reads
+//! begin with the header, those that it writes end with the status.
 //!
 //! There are as many queues as the guest has harts, so that each has its own to fill. They belong to one disk, and
 //! their requests are worked on together. The next request is taken from each in turn, as long as there is room for
 //! one, so no queue keeps another waiting for longer than a request.
 //!
-//! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the
-//! work. A request says so in one *segment*.
+//! A range to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the
+//! work. The request names it in one *segment*.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
@@ -179,7 +179,7 @@ impl Block {
         }
     }
 
-    /// The queue that may have the next request: of those not known to be empty, each in turn.
+    /// Returns the queue that may have the next request: of those not known to be empty, each in turn.
     fn next_queue(&self) -> Option<usize> {
         let left = (self.open & !self.empty).rotate_right(self.turn as u32);
         (left != 0).then(|| (self.turn + left.trailing_zeros() as usize) % MOST_QUEUES)
@@ -219,8 +219,9 @@ impl Block {
         Ok(())
     }
 
-    /// There are no requests now. As long as they come, by whichever queue, and several are looked after at once, the queues are looked at a
-    /// moment later, whether the driver notifies or not; so it need not. Else it is asked to, queue by queue.
+    /// Handles the lack of requests. As long as they come, by whichever queue, and several are served at once, the
+    /// queues are looked at a moment later, whether the driver notifies or not; so it need not. Else it is asked to,
+    /// queue by queue.
     fn rest(
         &mut self,
         port: &Port,
@@ -297,7 +298,7 @@ impl Block {
         Ok(())
     }
 
-    /// A part was begun.
+    /// Notes that a part was begun.
     fn began(&mut self, tag: usize, part: Part) {
         self.counts.parts += 1;
         self.parts[tag] = Some(part);
@@ -306,7 +307,7 @@ impl Block {
         work.begun += part.bytes as u64;
     }
 
-    /// The next part of a request, with units for it, if there are any.
+    /// Cuts the next part of a request, with units for it, if there are any.
     fn cut(&self, at: usize, request: &Request, port: &mut Port) -> Option<Part> {
         let offset = self.works[at].as_ref().map_or(0, |work| work.begun);
         let left = usize::try_from(request.bytes - offset).unwrap_or(usize::MAX);
@@ -346,7 +347,7 @@ impl Block {
         Ok(())
     }
 
-    /// Nothing more is to be begun of a request.
+    /// Notes that nothing more is to be begun of a request.
     fn is_asked(&mut self, at: usize) {
         self.asking = None;
         self.work(at).is_asked = true;
@@ -515,7 +516,8 @@ impl Backend for Block {
         self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
-    /// A write that was begun may have been done, and one that is done twice may come after a newer one: so none is begun anew.
+    /// Saves the state, unless requests are open. A write that was begun may have been done, and one that is done twice
+    /// may come after a newer one: so none is begun anew.
     fn save(&self) -> Result<OwnState, Unsaved> {
         let is_busy = self.works.iter().any(Option::is_some) || self.port.lock().has_strangers();
         if is_busy { Err(Unsaved::Busy) } else { Ok(OwnState::Nothing) }
@@ -525,7 +527,7 @@ impl Backend for Block {
         0
     }
 
-    /// Any queue may have requests that were not taken.
+    /// Restores the disk: any queue may have requests that were not taken.
     fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
         self.open = if is_live { u8::MAX >> (MOST_QUEUES - self.queues) } else { 0 };
         if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }

@@ -22,13 +22,13 @@ impl Chain {
         self.buffers.iter().filter(move |buffer| buffer.is_written == is_written)
     }
 
-    /// Bytes of the buffers that the device writes, or of those that it reads.
+    /// Returns the bytes of the buffers that the device writes, or of those that it reads.
     pub(super) fn room(&self, is_written: bool) -> u64 {
         self.of_kind(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
     }
 
-    /// The places, address and bytes (1 or more), of what is `offset` behind the start of the buffers that the device writes, or of those
-    /// that it reads: no more than `most` bytes.
+    /// Returns the places, address and bytes (1 or more), at `offset` of the buffers that the device writes, or of
+    /// those that it reads: no more than `most` bytes.
     pub(super) fn places(
         &self,
         (is_written, mut offset): (bool, u64),

@@ -1,15 +1,13 @@
-//! A console (chapter 5.3), and ports. Port 0 is the VM's console, as the UART is: what the driver sends is printed
-//! there, and it is given what is typed there. A device with other ports has names for them ([`port`]), and may have no
-//! console.
+//! A console (chapter 5.3), and ports. Port 0 is the VM's console, like the UART: the driver's data is printed there,
+//! and the driver gets the input. A device with other ports has names for them ([`port`]), and may have no console.
 //!
-//! What is typed comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls
-//! of the SBI. This device takes it from there as soon as its driver has a buffer for it, and has shown that it is
-//! there for it: it has opened the port, or where it knows of one port only, printed something. (Linux's driver offers
-//! buffers before that, and throws away what comes in them.) So no input goes to the wrong driver, and the sender waits
-//! as before.
+//! Input comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls of the
+//! SBI. This device takes it from there as soon as its driver has a buffer for it, and has shown that it handles input:
+//! it has opened the port, or, if it knows of one port only, printed something. (Linux's driver offers buffers before
+//! that, and throws away what comes in them.) So no input goes to the wrong driver, and the sender waits as before.
 //!
-//! What is to be printed is copied a piece at a time. Where the console has no room for it, the driver has its buffer
-//! back later: it waits, as with a UART that is full, and its vCPU does not.
+//! Output is copied a piece at a time. If the console has no room for it, the driver gets its buffer back later: it
+//! waits, as with a UART that is full, and its vCPU does not.
 
 mod control;
 mod port;
@@ -73,7 +71,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 3] {
         [("console.bytes_out", self.bytes_out), ("console.bytes_in", self.bytes_in), ("console.refused", self.refused)]
     }
@@ -314,7 +312,7 @@ impl Console {
         }
     }
 
-    /// Something has happened at a port: a portion for what is said of ports, and for that one.
+    /// Does a portion for messages about ports, and for a port at which something has happened.
     fn attend(&mut self, port: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let own = 2 * (port + 2);
         let spent = self.serve([CONTROL_RECEIVE, own, own + 1].into_iter(), queues, outside)?;
@@ -351,7 +349,7 @@ impl Mmio<Console> {
         Some(console.ports.get(port)?.heard(said, console.control.known(port + 1).is_open))
     }
 
-    /// A connection is over; `None` if there is no such port.
+    /// Ends a connection; `None` if there is no such port.
     pub fn close(&mut self, port: usize, connection: u32, outside: Option<&mut dyn Outside>) -> Option<()> {
         let console = self.backend_mut();
         let at = console.ports.get_mut(port)?;
@@ -388,8 +386,8 @@ impl Backend for Console {
         read_bytes(&config, offset, width)
     }
 
-    /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]). What the driver says of ports is answered at
-    /// once, and one that it has opened has what waits for it.
+    /// Serves a queue. Buffers for input are used when there is input ([`Mmio::take_input`]). The driver's messages
+    /// about ports are answered at once, and a port that it has opened has the data that waits for it.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let spent = if at == CONTROL_TRANSMIT {
             let received = (CONTROL_RECEIVE..self.queues()).step_by(2);
@@ -400,7 +398,7 @@ impl Backend for Console {
         Ok(self.progress(spent, outside))
     }
 
-    /// All queues have one portion, and each is the first in its turn.
+    /// Does one portion for all queues, each of which is the first in its turn.
     fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let (count, first) = (self.queues(), self.first);
         let spent = self.serve((0..count).map(|n| (first + n) % count), queues, outside)?;

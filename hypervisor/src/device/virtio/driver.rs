@@ -51,7 +51,7 @@ impl<B: Backend> Driver<B> {
         (self.available, self.seen) = self.others[queue];
     }
 
-    /// The queue that is meant.
+    /// Returns the chosen queue.
     pub(super) const fn chosen(&self) -> usize {
         self.queue
     }
@@ -72,7 +72,7 @@ impl<B: Backend> Driver<B> {
         self.device.load(offset, width, &mut self.world)
     }
 
-    /// The device goes on.
+    /// Gives the device a moment.
     pub(super) fn moment(&mut self) {
         self.device.moment(&mut self.world);
     }

@@ -65,7 +65,7 @@ impl Gathering {
         matches!(self.way, Way::Several(_))
     }
 
-    /// A request was taken, at `now` in ticks.
+    /// Notes that a request was taken, at `now` in ticks.
     pub(super) fn took(&mut self, now: u64) {
         let took = now.saturating_sub(*self.since.get_or_insert(now));
         self.count += 1;
@@ -106,8 +106,8 @@ mod tests {
     /// The delay after which several requests are served, in ticks.
     const MOMENT: u64 = 1000;
 
-    /// A driver that makes so many requests at once, each of which costs its guest `work` ticks, and `exits` more if it is looked after by
-    /// itself. Returns what `count` requests took.
+    /// Runs a driver that makes so many requests at once, each of which costs its guest `work` ticks, and `exits` more
+    /// if it is served by itself. Returns the time that `count` requests took.
     fn drive(gathering: &mut Gathering, (depth, work, exits): (u64, u64, u64), now: &mut u64, count: u64) -> u64 {
         let start = *now;
         let mut done = 0;

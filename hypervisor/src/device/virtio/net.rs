@@ -1,9 +1,9 @@
 //! A network card (chapter 5.1), which is plugged into the network of the run ([`crate::backend::network`]).
 //!
-//! What the driver sends is copied, header and all, into a frame of the card's own, and is looked at there. What comes
-//! for it is copied from others' frames into buffers that the driver has offered. Where it has offered none, frames
-//! wait, but not for long. Guest memory that is not there, since it is paged out, is asked for again a moment later:
-//! only the frames that come after wait for it.
+//! A frame that the driver sends is copied, header and all, into a frame of the card's own, and is checked there.
+//! Frames for the guest are copied from others' frames into buffers that the driver has offered. If it has offered
+//! none, frames wait, but not for long. Guest memory that is not there, since it is paged out, is asked for again a
+//! moment later: only the frames that come after wait for it.
 //!
 //! All is plain: no checksum is left to the card, and no frame is longer than an Ethernet's.
 
@@ -66,7 +66,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 7] {
         [
             ("net.frames_out", self.frames_out),
@@ -357,13 +357,14 @@ impl Backend for Net {
         Ok(OwnState::Nothing)
     }
 
-    /// A frame that has left already leaves twice, as may happen in any network.
+    /// Returns the number of chains to begin anew. A frame that has left already leaves twice, as may happen in any
+    /// network.
     fn begun(&self, at: usize) -> u16 {
         let is_begun = if at == TRANSMIT { self.sending.is_some() } else { self.receiving.is_some() };
         is_begun.into()
     }
 
-    /// Frames come for it from now on, if it has a driver.
+    /// Restores the card: frames come for it from now on, if it has a driver.
     fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
         if *own != OwnState::Nothing {
             return Err(Wild::OTHER);

@@ -24,7 +24,7 @@ const FRAME: usize = 1 << 6;
 /// The cost of faulting a page in: some 2,500 instructions.
 const FAULT: usize = 1 << 13;
 
-/// The frames that pieces are in, at most: each may begin and end within one.
+/// Returns the most frames that pieces can be in: each may begin and end within one.
 const fn frames(bytes: usize, pieces: usize) -> usize {
     bytes / PAGE_BYTES as usize + 2 * pieces
 }
@@ -136,7 +136,7 @@ pub(super) fn go_on_with(
     }
 }
 
-/// The first place of a list that is free, if it may have one.
+/// Returns the first free place of a list, which may grow to `most`.
 pub(super) fn free_place<T>(list: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
     let free = list.iter().position(Option::is_none);
     free.or_else(|| {

@@ -173,7 +173,7 @@ impl Descriptor {
         Self { buffer, flags, next: u16::from_le_bytes([n0, n1]) }
     }
 
-    /// Which one comes next.
+    /// Returns the index of the next descriptor.
     fn next(&self) -> Option<u16> {
         (self.flags & NEXT != 0).then_some(self.next)
     }
@@ -239,7 +239,7 @@ impl Queue {
         layout.is_possible().then_some(queue)
     }
 
-    /// Its state, as a snapshot has it, as if the last `begun` chains had not been taken.
+    /// Returns its state for a snapshot, as if the last `begun` chains had not been taken.
     #[must_use]
     pub const fn save(&self, begun: u16) -> [u16; 3] {
         [self.taken.wrapping_sub(begun), self.given, self.told]
@@ -263,7 +263,7 @@ impl Queue {
         false
     }
 
-    /// The place in a ring of a count of chains.
+    /// Returns the place in a ring of a count of chains.
     fn slot(&self, count: u16) -> u64 {
         u64::from(count & (self.layout.size - 1))
     }

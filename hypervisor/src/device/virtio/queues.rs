@@ -26,7 +26,7 @@ impl Queues {
         Self { slots: alloc::vec![Slot::default(); count], most }
     }
 
-    /// None is ready any more.
+    /// Resets the queues: none is ready any more.
     pub(super) fn reset(&mut self) {
         self.slots.fill(Slot::default());
     }
@@ -36,7 +36,7 @@ impl Queues {
         at < self.slots.len()
     }
 
-    /// The queue of that number, if it is ready.
+    /// Returns the queue of that number, if it is ready.
     pub fn ready(&mut self, at: usize) -> Option<&mut Queue> {
         self.slots.get_mut(at)?.queue.as_mut()
     }

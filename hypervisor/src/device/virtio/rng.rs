@@ -41,7 +41,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 2] {
         [("rng.bytes", self.bytes), ("rng.refused", self.refused)]
     }

@@ -69,7 +69,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
         [
             ("share.messages", self.messages),
@@ -255,7 +255,7 @@ impl Share {
         Ok(())
     }
 
-    /// Nothing more is to be done for a message but to give it back.
+    /// Ends a message: it is only to be given back.
     fn end(&mut self, at: usize, written: u32) {
         self.asking.take_if(|asking| *asking == at);
         self.over.push_back((at, written));

@@ -87,7 +87,7 @@ fn with_high(of: u64, value: u32) -> u64 {
     of & 0xffff_ffff | u64::from(value) << 32
 }
 
-/// Half number `sel` of a word of features.
+/// Returns half number `sel` of a word of features.
 const fn half(of: u64, sel: u32) -> u32 {
     match sel {
         0 => of as u32,
@@ -117,7 +117,7 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// The device behind the registers.
+    /// Returns the device behind the registers.
     #[must_use]
     pub const fn backend(&self) -> &B {
         &self.backend
@@ -152,7 +152,7 @@ impl<B: Backend> Mmio<B> {
         self.queues.set(self.queue_sel as usize, set);
     }
 
-    /// The driver is told that it has to start over.
+    /// Tells the driver that it has to start over.
     fn fail(&mut self) {
         self.malformed += 1;
         self.status |= NEEDS_RESET;
@@ -191,7 +191,8 @@ impl<B: Backend> Mmio<B> {
         self.status = value & !NEEDS_RESET | self.status & NEEDS_RESET;
     }
 
-    /// The driver, if it has stopped something, goes on once the device stands still there.
+    /// Returns the answer to the driver's access. A driver that has stopped something goes on once the device stands
+    /// still there.
     fn stopped(&mut self, has_stopped: bool) -> Answer<()> {
         if has_stopped && !self.backend.is_still() { Answer::Again } else { Answer::Done(()) }
     }
@@ -201,7 +202,7 @@ impl<B: Backend> Mmio<B> {
         self.driver_features & !self.features() == 0 && self.driver_features & VERSION_1 != 0
     }
 
-    /// The driver has set it up, and it serves queues.
+    /// Returns whether the driver has set the device up, so that it serves queues.
     const fn is_live(&self) -> bool {
         self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) == FEATURES_OK | DRIVER_OK
     }
@@ -227,7 +228,7 @@ impl<B: Backend> Mmio<B> {
         self.backend.restore(&state.own, is_live)
     }
 
-    /// The driver resets the device.
+    /// Resets the device, as the driver asks.
     fn start_over(&mut self) {
         self.backend.reset();
         self.queues.reset();
@@ -235,7 +236,7 @@ impl<B: Backend> Mmio<B> {
         (self.device_features_sel, self.driver_features_sel, self.queue_sel) = (0, 0, 0);
     }
 
-    /// The driver says that there is something in a queue.
+    /// Serves a queue, as the driver asks by a notification.
     fn notify(&mut self, at: u32, outside: &mut dyn Outside) -> Answer<()> {
         self.notifications += 1;
         match self.serve(Some(at as usize), outside) {
@@ -367,7 +368,7 @@ impl<B: Backend> Mmio<B> {
     }
 }
 
-/// The offset in the configuration, if the access is one that is answered there.
+/// Returns the offset in the configuration, if the access is one that is answered there.
 fn in_config(offset: u64, width: u8) -> Option<u64> {
     offset.checked_sub(CONFIG).filter(|_| width <= 4 && offset.is_multiple_of(width.into()))
 }

@@ -37,7 +37,8 @@ pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
     run.context.x[11] = value;
 }
 
-/// The vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI 2.0, chapter 3.1).
+/// Returns the vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI
+/// 2.0, chapter 3.1).
 #[inline(always)]
 pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
     const { assert!(MAX_VCPUS < 64, "a set of vCPUs is a word") };
@@ -72,13 +73,13 @@ pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: 
     }
 }
 
-/// The `ecall` is executed once more, after what interrupts there are.
+/// Makes the guest execute the `ecall` once more, after the pending interrupts.
 pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     Outcome::Resume
 }
 
-/// The console has no room, and nothing has happened yet: the `ecall` is executed once more when there is some.
+/// Makes the guest execute the `ecall` once more when the console has room. Nothing has happened yet.
 pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     run.hold();

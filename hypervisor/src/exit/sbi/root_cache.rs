@@ -26,7 +26,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     })
 }
 
-/// The page that a call names, or that it is none.
+/// Returns the page that a call names; `None` if it names none.
 fn named(run: &VcpuRun, [low, high, flags, ..]: Args) -> Result<Option<Addr<Gpa>>, Error> {
     if flags != 0 {
         return Err(Error::InvalidParam);

@@ -9,7 +9,7 @@ use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::{VcpuRun, request};
 use sbi_spec::{spi, time};
 
-/// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
+/// Handles TIME: sets the deadline in guest time, and withdraws an earlier interrupt.
 pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u64, env: &mut E) -> Reply {
     if function != time::SET_TIMER {
         return Err(Error::NotSupported);
@@ -30,7 +30,7 @@ pub(super) fn set_deadline<E: Env>(g: &Gnomon, run: &mut VcpuRun, deadline: u64,
     }
 }
 
-/// IPI: supervisor software interrupts.
+/// Handles IPI: sends supervisor software interrupts.
 pub(super) fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
     if function != spi::SEND_IPI {
         return Err(Error::NotSupported);

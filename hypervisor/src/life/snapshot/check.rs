@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use rv::csr::atp::Satp;
 use rv::{Format, PAGE_BYTES};
 
-/// The state that a VM is to go on from, if it is.
+/// Returns the state that a VM is to go on from, if it is.
 ///
 /// # Errors
 /// A message that says why it cannot, and what to do.
@@ -94,7 +94,7 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
     Ok(())
 }
 
-/// The pages that its kernels share, and what they were told there.
+/// Checks the pages that its kernels share, and the facts that they were told there.
 fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<(), String> {
     let is_possible = |cache: &RootCacheState| {
         cache.at.is_multiple_of(PAGE_BYTES)

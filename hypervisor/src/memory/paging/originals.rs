@@ -1,8 +1,9 @@
-//! Images' own pages ([`mmu::frames::Originals`]), which VMs share: the sweep takes those that no VM has touched since it came by
-//! last, and they come back into any frame.
+//! Images' own pages ([`mmu::frames::Originals`]), which VMs share: the sweep takes those that no VM has touched since
+//! it came by last, and they come back into any frame.
 //!
-//! What a VM may use without a fault is taken from it, so that its next touch shows; no bit has to be kept for that, since regions
-//! say what is to be mapped there. An original is written to the device when it goes for the first time, and never again.
+//! Pages that a VM may use without a fault are unmapped, so that its next access shows. No bit has to be kept for that,
+//! since regions say what is to be mapped there. An original is written to the device when it goes for the first time,
+//! and never again.
 
 use super::sweep::Went;
 use crate::gnomon::Gnomon;
@@ -43,12 +44,12 @@ fn has_some_of(vm: &Vm, g: &Gnomon, of: &Range<u64>) -> bool {
     vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(meets)
 }
 
-/// The VMs that have.
+/// Returns the VMs that have one of these homes in their memory.
 fn users(g: &Gnomon, of: Range<u64>) -> impl Iterator<Item = Arc<Vm>> {
     g.vms.all().filter(move |vm| has_some_of(vm, g, &of))
 }
 
-/// A word with these bits.
+/// Returns a word with these bits.
 fn bits(of: impl Iterator<Item = u64>) -> u64 {
     of.fold(0, |all, n| all | 1 << n)
 }
@@ -60,7 +61,7 @@ fn named(chunk: &Range<u64>, bits: u64) -> impl Iterator<Item = u64> + use<> {
 }
 
 impl Pager {
-    /// A part of the sweep in the images' pages. Returns whether pages can go on to go.
+    /// Does a part of the sweep in the images' pages. Returns whether more pages can go.
     pub(super) fn sweep_originals<E: Env>(
         &self,
         g: &Gnomon,
@@ -157,7 +158,7 @@ impl Pager {
         true
     }
 
-    /// An original has been written: the device keeps it for ever.
+    /// Notes that an original has been written: the device keeps it for ever.
     pub(super) fn written<E: Env>(&self, g: &Gnomon, number: u64, slot: SwapSlot, env: &E) {
         self.inner.lock().shelf.put(number, slot);
         _ = self.release(number, &g.harts[env.hart()].frames);
@@ -233,7 +234,7 @@ impl Pager {
         stay
     }
 
-    /// A VM needs an original that is out: it is brought in, or that is begun.
+    /// Brings in an original that a VM needs, or begins to.
     pub(super) fn fetch_original<E: Env>(
         &self,
         g: &Gnomon,

@@ -25,8 +25,8 @@ enum Stop {
     Images,
 }
 
-/// The next stop from the hand on where something may be taken for that goal. The hand comes to it, at its first page unless it is
-/// there already.
+/// Moves the hand to the next stop where something may be taken for that goal, at its first page unless it is there
+/// already.
 fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<Stop> {
     for _ in 0..MAX_VMS + 2 {
         if clock.is_at_images() {
@@ -291,7 +291,7 @@ impl Pager {
     }
 }
 
-/// Frames of guest memory that a sweep leaves to a VM.
+/// Returns the frames of guest memory that a sweep leaves to a VM.
 fn keeps(vm: &Vm, goal: Goal) -> u64 {
     match goal {
         Goal::Free => vm.config.reserve_bytes / PAGE_BYTES,

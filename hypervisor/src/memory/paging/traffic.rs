@@ -344,7 +344,7 @@ impl Pager {
         count != 0
     }
 
-    /// A request is over: all is done about it.
+    /// Handles the end of a request, completely.
     pub(super) fn is_over<E: Env>(
         &self,
         g: &Gnomon,
@@ -448,7 +448,7 @@ impl Pager {
         }
     }
 
-    /// A VM's vCPUs that wait try again.
+    /// Wakes a VM's vCPUs that wait: they try again.
     fn wake<E: Env>(&self, g: &Gnomon, vm: &Vm, env: &mut E) {
         self.events.fetch_add(1, SeqCst);
         g.release_held(vm, env);

@@ -93,7 +93,7 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
     }
 }
 
-/// A fault: answers most of them.
+/// Handles a fault: answers most of them.
 #[inline(always)]
 fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
@@ -122,7 +122,7 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     Brief::OVER
 }
 
-/// A fault of which that is known.
+/// Handles a fault of which that is known.
 pub(crate) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
     let Some((by, access)) = what(run.context.exit.cause) else { unreachable!("it is known to be a fault") };
     match by {
@@ -134,7 +134,7 @@ pub(crate) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, e
     }
 }
 
-/// An instruction of the guest's kernel that trapped: `carry_out` says whether it is done.
+/// Handles an instruction of the guest's kernel that trapped: `carry_out` returns whether it is done.
 #[inline(always)]
 fn instruction<E: Env>(
     run: &mut VcpuRun,

@@ -85,7 +85,7 @@ fn with_memory<E: Env, R>(
 /// Comparisons after which a table becomes quiet. To become so and to wake costs some ten of them.
 const QUIET_AFTER: u16 = 16;
 
-/// Most shadow pages of a VM.
+/// Returns the most shadow pages of a VM.
 fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
     let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
@@ -95,7 +95,7 @@ fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     Ok((bytes / Config::bytes_each(upkeep)).min(Config::MOST_PAGES.into()) as u32)
 }
 
-/// The frames that a VM's shadow tables may take.
+/// Returns the frames that a VM's shadow tables may take.
 ///
 /// # Errors
 /// A message, if it is given too little for them.
@@ -118,7 +118,7 @@ pub(crate) fn check(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Result<
     if upkeep != Upkeep::Steered { Ok(()) } else { steering::check(config, offer) }
 }
 
-/// The lists for a VM's engine.
+/// Makes the lists for a VM's engine.
 pub(crate) fn lists(config: &VmConfig) -> Lists {
     Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
 }
@@ -231,7 +231,8 @@ pub(crate) fn reach_in_both<E: Env>(
     hpa.ok_or(Unreachable::Hole)
 }
 
-/// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
+/// Notes that Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next
+/// fence.
 pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
     if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
         shadow.host_wrote(gfn, &mut env.mem());
@@ -289,9 +290,9 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     }
 }
 
-/// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.
-/// Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO specification,
-/// 2.5).
+/// Handles an access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was
+/// reported as. Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store
+/// (CMO specification, 2.5).
 #[cold]
 fn refused<E: Env>(
     g: &Gnomon,
@@ -329,7 +330,7 @@ fn refused<E: Env>(
     }
 }
 
-/// The entries that a fault was about let the access through now; what this hart has to forget of older ones.
+/// Ends a fault whose entries let the access through now: this hart forgets the older ones.
 #[inline(always)]
 fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
     match forget {
@@ -344,7 +345,7 @@ fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool
     if known { Faulted::Known } else { Faulted::Settled }
 }
 
-/// A page fault of the guest's.
+/// Handles a page fault of the guest's.
 // Within the handling of all exits, its frame would be theirs.
 #[inline(never)]
 pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
@@ -413,7 +414,7 @@ fn by_known_tables<M: PhysMem>(
     answer
 }
 
-/// A fault of which that is known.
+/// Handles a fault of which that is known.
 #[inline(always)]
 fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
     if let Known::NoRam(gpa) = known {
@@ -425,7 +426,7 @@ fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Kno
     fault_from_root(g, run, (gva, &request), env)
 }
 
-/// A fault that is not answered by what is known. A store to a guest's table is carried out.
+/// Handles a fault that the existing tables do not answer. A store to a guest's table is carried out.
 #[inline(never)]
 fn fault_from_root<E: Env>(
     g: &Gnomon,
@@ -455,7 +456,8 @@ fn fault_from_root<E: Env>(
     }
 }
 
-/// A portion of looking for what may be coalesced below a root, and of moving pages for that, `when` as for [`Shadow::gather`].
+/// Does a portion of the search for leaves to coalesce below a root, and of moving pages for that, `when` as for
+/// [`Shadow::gather`].
 #[cold]
 #[inline(never)]
 pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64), env: &mut E) -> Gathered {
@@ -477,7 +479,8 @@ const fn relax_interval(g: &Gnomon) -> u64 {
     g.offer.timebase / 200
 }
 
-/// Some time after a wide fence: leaves that are in pieces, so that wide fences have less to do, get whole if there are few.
+/// Makes leaves that are in pieces whole, some time after a wide fence, if there are few: so wide fences have less to
+/// do.
 #[cold]
 #[inline(never)]
 pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
@@ -492,7 +495,7 @@ pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
 }
 
-/// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
+/// Does a fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.forget_way();
     let logged = run.context.lane.log.count();

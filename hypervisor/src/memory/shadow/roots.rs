@@ -18,7 +18,7 @@ use rv::csr::atp::{self, Satp};
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, names_csr, number};
 use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
 
-/// The paging that a guest's `satp` asks for, or `None` if that is not offered.
+/// Returns the paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
     match satp.table() {
         None => (satp.mode == 0).then_some(Paging::Bare),
@@ -108,7 +108,7 @@ pub(crate) fn views(upkeep: Upkeep, config: &VmConfig) -> Views {
     Views::new(pages.next_power_of_two().clamp(LEAST, LaneRoot::MOST), held)
 }
 
-/// A root that the vCPU does not know.
+/// Attaches a root that the vCPU does not know.
 #[inline(never)]
 fn attach_other<E: Env>(
     (g, vm): (&Gnomon, &Vm),
@@ -145,7 +145,7 @@ fn detach(run: &mut VcpuRun) {
     }
 }
 
-/// The vCPU goes on behind its G-stage for a while: it has no root, and those that it knows stay.
+/// Leaves the vCPU's root while it is behind its G-stage for a while: it has no root, and those that it knows stay.
 pub(crate) fn leave(run: &mut VcpuRun) {
     run.context.lane.turn_off();
     let Some(root) = run.shadow.root.take() else { return };
@@ -155,8 +155,8 @@ pub(crate) fn leave(run: &mut VcpuRun) {
     }
 }
 
-/// The vCPU on this hart comes back from there. Returns whether it has the root that its `satp` asks for: it has none
-/// if there is no memory for it, or if that would take too long at once.
+/// Makes the vCPU on this hart come back from there. Returns whether it has the root that its `satp` asks for: it has
+/// none if there is no memory for it, or if that would take too long at once.
 pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     let vm = Arc::clone(&run.vm);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
@@ -169,7 +169,7 @@ pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> b
     done.is_some() && matches!(attach(g, run, env), Ok(true))
 }
 
-/// The vCPU is about to be parked: nothing of its life remains.
+/// Forgets everything of the life of a vCPU that is about to be parked.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
     run.shadow.views = run.vm.translation.views(&run.vm.config);
@@ -177,7 +177,7 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
 
-/// The address and the ASID that a fence names.
+/// Returns the address and the ASID that a fence names.
 #[inline(always)]
 pub(super) fn fenced(run: &VcpuRun, insn: u64) -> (Option<Addr<Gva>>, Option<Asid>) {
     let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
@@ -230,8 +230,8 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
     Outcome::Resume
 }
 
-/// CSRRW and its like on `satp`: the register that gets the guest's present value, and the new value. `None` if it is no such
-/// instruction.
+/// Decodes CSRRW and its like on `satp`: the register that gets the guest's present value, and the new value. `None` if
+/// it is no such instruction.
 #[inline(always)]
 fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     let access = CsrInsn::of(insn as u32)?;
@@ -315,7 +315,7 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
     true
 }
 
-/// The end of such an instruction, after which its `rd` has what `satp` had before.
+/// Ends such an instruction, after which its `rd` has what `satp` had before.
 #[inline(always)]
 fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
     run.context.set(rd, old);
@@ -323,7 +323,7 @@ fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
     run.shared.counters.satp_accesses.bump();
 }
 
-/// CSRRW and its like on `satp`. `None` if it is no such instruction.
+/// Executes CSRRW and its like on `satp`. `None` if it is no such instruction.
 fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
     let (rd, new) = written(run, insn)?;
     let old = run.bank.csrs.vsatp;

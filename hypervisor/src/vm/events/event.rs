@@ -102,7 +102,7 @@ impl Event {
         (self.attributes[PRIORITY], self.id)
     }
 
-    /// The hart that it comes to.
+    /// Returns the hart that it is delivered to.
     pub(super) fn hart(&self) -> u32 {
         self.attributes[PREFERRED_HART] as u32
     }

@@ -1,5 +1,5 @@
-//! Supervisor software events (SBI 3.0, chapter 17): what is registered, enabled, pending and running in a VM, and what the
-//! coming and the end of an event change on a vCPU.
+//! Supervisor software events (SBI 3.0, chapter 17): the events that are registered, enabled, pending and running in a
+//! VM, and the changes of a vCPU when an event is entered and when it completes.
 //!
 //! ```text
 //!        register          enable            comes to its hart
@@ -8,8 +8,8 @@
 //!       unregister          disable              complete          (one shot: complete ──► registered)
 //! ```
 //!
-//! There are two: one of each vCPU's own and one of the VM. Both are for kernels to inject: no other source of events (RAS,
-//! counters that overflow, double traps) is part of a guest's machine.
+//! There are two: one of each vCPU's own and one of the VM. Both are for kernels to inject: no other source of events
+//! (RAS, counters that overflow, double traps) is part of a guest's machine.
 
 mod event;
 
@@ -35,7 +35,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// All unused, for so many harts.
+    /// Makes the events of `harts` harts, all unused.
     #[must_use]
     pub fn new(harts: u32) -> Self {
         let local = (0..harts).map(|hart| Event::new(LOCAL_SOFTWARE, hart)).collect();
@@ -77,7 +77,7 @@ impl Events {
         }
     }
 
-    /// The events that are on a hart.
+    /// Returns the events that are on a hart.
     fn on(&mut self, hart: u32) -> impl Iterator<Item = &mut Event> {
         let global = Some(&mut self.global).filter(|event| event.hart() == hart);
         self.local.get_mut(hart as usize).into_iter().chain(global)
@@ -161,7 +161,7 @@ impl Events {
         Ok(())
     }
 
-    /// All attributes of an event.
+    /// Returns all attributes of an event.
     ///
     /// # Errors
     /// There is no such event.
@@ -183,7 +183,8 @@ impl Events {
         self.event(id, hart)?.write(first, values, is_started)
     }
 
-    /// The event that comes to a hart now, if one does: the first of those that are pending, if it is before all that run.
+    /// Returns the event that comes to a hart now, if one does: the first of those that are pending, if it is before
+    /// all that run.
     fn next(&mut self, hart: u32) -> Option<&mut Event> {
         if self.unmasked & 1 << hart == 0 {
             return None;

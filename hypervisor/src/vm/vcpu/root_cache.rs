@@ -20,7 +20,7 @@ pub struct RootCache {
 }
 
 impl RootCache {
-    /// A page with so many places, all free; at most [`MOST_PLACES`].
+    /// Makes a page with so many places, all free; at most [`MOST_PLACES`].
     #[must_use]
     pub fn new(at: Addr<Gpa>, places: usize, is_tagged: bool) -> Self {
         assert!(places <= MOST_PLACES, "{places} places");
@@ -55,7 +55,7 @@ impl RootCache {
         Some(next)
     }
 
-    /// The places in which it is another than `before`, from the first to the last: where they begin, and what they have.
+    /// Returns the places that differ from `before`, from the first to the last: their address, and their bytes.
     #[must_use]
     pub fn differing(&self, before: &Self) -> (Addr<Gpa>, Vec<u8>) {
         let differs = |at: &usize| self.roots[*at] != before.roots[*at];

@@ -110,7 +110,7 @@ pub struct ShadowState {
 const VSSTATUS_AT_START: u64 = rv::csr::status::UXL_64;
 
 impl VcpuRun {
-    /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
+    /// Makes a stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
         let views = vm.translation.views(&vm.config);
@@ -202,15 +202,15 @@ impl VcpuRun {
         counters.lane_satp_read.add(lane.reads() - counters.lane_satp_read.get());
     }
 
-    /// On shadow tables: what its guest has written to `satp`.
+    /// Returns the value that its guest has written to `satp`, on shadow tables.
     #[must_use]
     pub fn satp(&self) -> u64 {
         let lane = &self.context.lane;
         if lane.changes() == self.shadow.changes { self.bank.csrs.vsatp } else { self.shadow.views.key(lane.place()) }
     }
 
-    /// On shadow tables: what the lane has done since is known, too, the present root and `satp`. [`crate::memory::translation`] calls it before
-    /// anything looks at either, and faults do themselves.
+    /// Follows the lane, on shadow tables: the present root and `satp` are known then. [`crate::memory::translation`]
+    /// calls it before anything looks at either, and faults do themselves.
     #[inline(always)]
     pub fn follow_lane(&mut self) {
         if self.context.lane.changes() != self.shadow.changes {

@@ -112,7 +112,7 @@ pub struct Vcpu {
 const _: () = assert!(offset_of!(Vcpu, posted) == offset_of!(Vcpu, satp) + LaneRoots::POSTED_AT);
 
 impl Vcpu {
-    /// vCPU `id` of VM `vm`, stopped.
+    /// Makes vCPU `id` of VM `vm`, stopped.
     #[must_use]
     pub fn new(vm: u64, id: u32) -> Self {
         Self {

@@ -38,7 +38,7 @@ pub struct Stuck {
 }
 
 impl Watch {
-    /// Host time of the next look.
+    /// Returns the host time of the next look.
     #[must_use]
     pub const fn due(&self) -> u64 {
         self.due
@@ -85,14 +85,14 @@ impl Watch {
         is_due
     }
 
-    /// The vCPU is to run until then: while one look was done, another may have fallen due.
+    /// Lets the vCPU run until then: while one look was done, another may have fallen due.
     pub const fn lets_run(&mut self, until: u64) {
         self.least = until;
         self.reckon();
     }
 
-    /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
-    /// than in `least` ticks, so that it runs between two looks.
+    /// Schedules looks for a vCPU that comes to a hart, at host time `now`: for the first time, to be looked at in
+    /// `interval` ticks; else no sooner than in `least` ticks, so that it runs between two looks.
     pub fn load(&mut self, now: u64, interval: u64, least: u64) {
         self.look =
             if self.look == 0 { now.saturating_add(interval) } else { self.look.max(now.saturating_add(least)) };

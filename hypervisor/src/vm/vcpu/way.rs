@@ -30,7 +30,7 @@ impl Way {
     /// None.
     pub const NONE: Self = Self { satp: 0, gva: 0, fences: 0, code: None };
 
-    /// The way that the exit's access has taken, in the address space of `satp`.
+    /// Makes the way that the exit's access has taken, in the address space of `satp`.
     #[must_use]
     pub const fn of(context: &Context, satp: u64) -> Self {
         Self { satp, gva: context.exit.tval, fences: context.lane.fences(), code: None }
@@ -51,7 +51,8 @@ impl Way {
         self.fences == context.lane.fences() && self.satp == satp && self.gva == context.exit.tval
     }
 
-    /// The 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits of the VM's tables.
+    /// Returns the 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits
+    /// of the VM's tables.
     #[inline(always)]
     #[must_use]
     pub fn insn<M: PhysMem>(&self, pc: u64, edits: u64, mem: &M) -> Option<u32> {

@@ -157,13 +157,13 @@ impl GuestHart {
         }
     }
 
-    /// Bytes in a vector register of this hart, which has V.
+    /// Returns the bytes in a vector register of this hart, which has V.
     pub fn vector_bytes(&self) -> usize {
         self.set_status(status::VS, ON);
         csr::vlenb::read() as usize
     }
 
-    /// The host's `status`, with the states of floating point and vectors.
+    /// Returns the host's `status`, with the states of floating point and vectors.
     fn status(&self) -> u64 {
         match self.seat {
             Seat::Firmware => csr::mstatus::read(),

@@ -57,7 +57,7 @@ impl Due {
 }
 
 impl Ticks {
-    /// The durations on a machine with that many ticks in a millisecond.
+    /// Makes the durations on a machine with that many ticks in a millisecond.
     pub(super) const fn new(per_ms: u64) -> Self {
         Self {
             slice: SLICE_MS * per_ms,

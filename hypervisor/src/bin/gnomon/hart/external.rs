@@ -12,7 +12,7 @@ use hypervisor::life::lifecycle;
 use hypervisor::vm::Departure;
 
 impl Hart {
-    /// A device of the host wants attention.
+    /// Handles the interrupt of a device of the host.
     pub(super) fn external(&mut self) {
         let Some(plic) = self.plic else { return };
         let Some(claimed) = plic.claim() else { return };

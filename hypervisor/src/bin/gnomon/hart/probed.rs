@@ -33,7 +33,7 @@ impl Hart {
         }
     }
 
-    /// A guest is about to be entered, this one or another.
+    /// Ends a noted exit, when a guest is about to be entered, this one or another.
     #[cold]
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
@@ -45,7 +45,7 @@ impl Hart {
         }
     }
 
-    /// The exit, if it is wanted.
+    /// Returns the exit, if it is wanted.
     fn event(&self, at: u64) -> Option<Event> {
         let run = self.current.as_deref()?;
         if !self.g.asked.wants_exits(run.vm.handle.number, at) {
@@ -89,7 +89,7 @@ impl Hart {
         }
     }
 
-    /// The hart does something else from now on.
+    /// Notes that the hart does something else from now on.
     #[inline]
     pub(super) fn turns(&self, doing: Doing) {
         if !self.is_plain {

@@ -37,7 +37,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 11] {
         [
             ("disk.reads", self.reads),
@@ -69,7 +69,7 @@ fn clears(port: &Port) -> Clears {
     if port.device().is_read_only() { Clears::default() } else { port.device().clears() }
 }
 
-/// The features of a disk with so many queues.
+/// Returns the features of a disk with so many queues.
 pub(super) fn features(port: &Port, queues: usize) -> u64 {
     let device = port.device();
     let clears = clears(port);
@@ -83,7 +83,7 @@ pub(super) fn features(port: &Port, queues: usize) -> u64 {
         | given(WRITE_ZEROES, clears.most_zeroed != 0)
 }
 
-/// Its configuration.
+/// Returns its configuration.
 pub(super) fn config(port: &Port, queues: usize) -> [u8; CONFIG] {
     let mut config = [0; CONFIG];
     let (sectors, clears) = (port.device().sectors(), clears(port));

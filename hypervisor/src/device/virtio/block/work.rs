@@ -52,7 +52,7 @@ pub(super) enum Lent {
 }
 
 impl Work {
-    /// Nothing is known of it but its chain.
+    /// Begins the work anew: nothing is known of it but its chain.
     pub(super) const fn begin_anew(&mut self) {
         let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
         (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);

@@ -72,7 +72,7 @@ impl Control {
         self.known[port]
     }
 
-    /// All that it knows.
+    /// Returns all that the driver knows.
     pub(super) const fn save(&self) -> [PortState; PORTS] {
         self.known
     }
@@ -89,7 +89,7 @@ impl Control {
         (0..PORTS).for_each(|port| self.meet(port, self.is_there[port]));
     }
 
-    /// The driver starts over.
+    /// Resets the state: the driver starts over.
     pub(super) fn reset(&mut self) {
         self.known = Default::default();
         self.stop(CONTROL_TRANSMIT);

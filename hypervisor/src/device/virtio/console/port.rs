@@ -30,7 +30,7 @@ pub struct PortCounts {
 }
 
 impl PortCounts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
         [
             ("ports.bytes_out", self.bytes_out),

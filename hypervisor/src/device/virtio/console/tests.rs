@@ -52,7 +52,7 @@ impl Rig {
         rig
     }
 
-    /// The driver starts, and has printed something.
+    /// Starts the driver, which has printed something.
     fn start(&mut self) {
         self.driver.start(1 << 28, ENTRIES);
         self.driver.device.backend_mut().has_sent = true;
@@ -351,7 +351,8 @@ fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     assert!(device().restore(&DeviceState::Virtio(wild)).is_err());
 }
 
-/// A life at random: all comes as it was sent and typed, whatever room there is, and whatever memory is not there yet.
+/// Runs a life at random: all bytes come as they were sent and typed, whatever room there is, and whatever memory is
+/// not there yet.
 fn live(seed: u64) {
     let (mut rig, random) = (Rig::new(), &mut Random(seed));
     rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);

@@ -176,8 +176,8 @@ impl GuestMemory for Meddling<'_> {
     }
 }
 
-/// The life of a queue: all chains that are made available are taken, once and in order, all come back, and neither
-/// side sleeps for ever.
+/// Runs the life of a queue: all chains that are made available are taken, once and in order, all come back, and
+/// neither side sleeps for ever.
 fn life(seed: u64, broken: Option<Broken>) -> Result<(), &'static str> {
     let random = &mut Random(seed * 2 + 1);
     let layout = layout(1 << random.below(7));
@@ -282,7 +282,7 @@ fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Optio
     }
 }
 
-/// A wild ring beside the model. Returns whether there was a chain in it.
+/// Takes a chain of a wild ring, and of the model. Returns whether there was one.
 fn wild(seed: u64, broken: Option<Broken>) -> Result<bool, &'static str> {
     let random = &mut Random(seed * 2 + 1);
     let size = 1 << random.below(4);

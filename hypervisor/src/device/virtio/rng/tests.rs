@@ -75,7 +75,7 @@ impl Rig {
         Self::beside(&source, &model, 0)
     }
 
-    /// Another guest at the same source.
+    /// Makes another guest at the same source.
     fn beside(source: &Arc<Mutex<Source>>, model: &Arc<Mutex<Model>>, slot: usize) -> Self {
         let place = Place::at(source);
         place.set_user(Handle { slot, number: 70 + slot as u64 });

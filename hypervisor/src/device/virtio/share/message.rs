@@ -139,7 +139,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Nothing came of it.
+    /// Makes the answer to a message that failed.
     pub(super) fn error(tag: u16, why: Errno) -> Self {
         Self::new(RLERROR, tag, &[&(why as u32).to_le_bytes()])
     }
@@ -275,7 +275,7 @@ fn take<'a>(rest: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], Errno> {
     rest.split_off(..bytes).ok_or(Errno::Invalid)
 }
 
-/// A number of up to 8 bytes.
+/// Decodes a number of up to 8 bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

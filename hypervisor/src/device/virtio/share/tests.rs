@@ -15,7 +15,7 @@ const WRITE: u8 = 118;
 const READ: u8 = 116;
 const CLUNK: u8 = 120;
 
-/// A message: its type, its tag, and what is behind.
+/// Makes a message: its type, its tag, and the rest.
 fn message(kind: u8, tag: u16, rest: &[u8]) -> Vec<u8> {
     let length = (HEAD + rest.len()) as u32;
     [&length.to_le_bytes()[..], &[kind], &tag.to_le_bytes(), rest].concat()

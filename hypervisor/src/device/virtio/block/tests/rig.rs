@@ -180,7 +180,7 @@ impl HostDevice for ModelDisk {
     fn acknowledge(&mut self) {}
 }
 
-/// The segment of a request to clear sectors.
+/// Returns the segment of a request to clear sectors.
 pub(super) fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
@@ -197,7 +197,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// One that is still to be made.
+    /// Returns a request that is still to be made.
     pub(super) const fn new(kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> Self {
         Self { kind, sector, bytes, content, queue: 0 }
     }
@@ -264,7 +264,7 @@ impl Rig {
         self.driver.bytes(gpa, bytes as usize)
     }
 
-    /// The buffers of a request, cut where the driver likes.
+    /// Makes the buffers of a request, cut where the driver likes.
     pub(super) fn request(&mut self, place: usize, made: Made, cuts: &[u32]) {
         let at = place as u64;
         let (header, status, data) = (HEADERS + 64 * at, STATUSES + at, DATA + DATA_BYTES * at);
@@ -323,7 +323,7 @@ impl Rig {
         panic!("it asks for moments for ever");
     }
 
-    /// The host's device finishes the first thing that was lent for.
+    /// Finishes the first request with lent memory, as the host's device.
     pub(super) fn finish_one_lent(&mut self) {
         let model = self.model.lock();
         let at = model.begun.iter().position(|(token, _)| model.lent.contains_key(&token.0));
@@ -331,13 +331,13 @@ impl Rig {
         self.finish_unsaid(at.expect("something is lent"), Ok(()));
     }
 
-    /// The host's device finishes something, and does not interrupt yet.
+    /// Finishes a request, as the host's device, and does not interrupt yet.
     pub(super) fn finish_unsaid(&mut self, at: usize, result: Result<(), IoError>) {
         let model = Arc::clone(&self.model);
         model.lock().finish(at, result, &self.world.ram);
     }
 
-    /// The host's device finishes something, and interrupts.
+    /// Finishes a request, as the host's device, and interrupts.
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
         self.finish_unsaid(at, result);
         self.port.lock().attend();

@@ -1,4 +1,4 @@
-//! Ports that have names, as a driver sees them, and those who are connected to them.
+//! Tests of ports that have names, as a driver sees them, and of the programs that are connected to them.
 
 use super::super::*;
 use crate::device::interface::tests::RAM;
@@ -45,7 +45,7 @@ impl DerefMut for Rig {
     }
 }
 
-/// A message: port, kind, value.
+/// Makes a message: port, kind, value.
 fn message(port: u32, kind: u16, value: u16) -> [u8; 8] {
     let words = u64::from(port) | u64::from(kind) << 32 | u64::from(value) << 48;
     words.to_le_bytes()

@@ -30,12 +30,12 @@ pub(super) const OTHER_TOO: Mac = Mac([2, 9, 9, 9, 9, 2]);
 pub(super) const ALL: Mac = Mac([0xff; 6]);
 pub(super) const NOBODY: Mac = Mac([0; 6]);
 
-/// The address of a card.
+/// Returns the address of a card.
 pub(super) fn mac(at: usize) -> Mac {
     Mac([2, 0, 0, 0, 0, at as u8 + 1])
 }
 
-/// A frame, known by a number if it is long enough.
+/// Makes a frame, known by a number if it is long enough.
 pub(super) fn frame(destination: Mac, source: Mac, bytes: usize, number: u64) -> Vec<u8> {
     let mut frame = [&destination.0[..], &source.0, &[0x88, 0xb5], &number.to_le_bytes()].concat();
     frame.extend((0..bytes as u64).map(|n| (n.wrapping_mul(number | 1) >> 2) as u8));
@@ -134,7 +134,7 @@ impl Rig {
         card.device.store(offset, 4, value.into(), &mut card.world)
     }
 
-    /// A driver resets its card and sets it up.
+    /// Resets a card and sets it up, as its driver.
     pub(super) fn restart(&mut self, at: usize) {
         let card = &mut self.cards[at];
         (card.available, card.seen, card.told) = ([0; 2], [0; 2], [0; 2]);
@@ -253,7 +253,7 @@ impl Rig {
         self.notify(at, RECEIVE);
     }
 
-    /// The frames that a card's driver was given.
+    /// Returns the frames that a card's driver was given.
     pub(super) fn received(&mut self, at: usize) -> Vec<Vec<u8>> {
         let used = self.used(at, RECEIVE);
         let mut all = Vec::new();
@@ -265,7 +265,7 @@ impl Rig {
         all
     }
 
-    /// A frame comes from the world.
+    /// Sends a frame from the world.
     pub(super) fn world_sends(&mut self, frame: &[u8]) {
         self.model.lock().incoming.push_back(frame.to_vec());
         self.network.acknowledge();
@@ -281,7 +281,7 @@ impl Rig {
         self.cards[0].world.now
     }
 
-    /// Time goes on.
+    /// Lets time pass.
     pub(super) fn pass(&mut self, ticks: u64) {
         self.cards.iter_mut().for_each(|card| card.world.now += ticks);
     }

@@ -173,7 +173,7 @@ impl Rig {
         panic!("a notification comes to no end");
     }
 
-    /// The host's interrupt, and whatever moments the device asks for.
+    /// Raises the host's interrupt, and gives the device the moments that it asks for.
     pub(super) fn moment(&mut self) {
         self.port.lock().attend();
         for _ in 0..10_000 {
