@@ -36,7 +36,7 @@ const fn sfence(rs1: u64, rs2: u64) -> u64 {
     0x1200_0073 | rs2 << 20 | rs1 << 15
 }
 
-/// A guest with two roots, in the first of them.
+/// Makes a guest with two roots, in the first of them.
 fn paging(mode: MmuMode) -> World {
     let mut w = shadow_world(mode, 1);
     for root in ROOTS {

@@ -37,7 +37,7 @@ const fn word(page: u64, n: u64) -> u64 {
     (page << 12) + 8 * n
 }
 
-/// The page that the `n`th user page is.
+/// Returns the address of the `n`th user page.
 const fn page(n: u64) -> u64 {
     DATA + n * 387 % 512
 }

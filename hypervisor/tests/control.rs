@@ -117,7 +117,7 @@ fn vms_are_told_of_through_their_lives() {
     assert!(counters.is_sorted() && counters.iter().any(|(name, _)| name == "exits.total"));
 }
 
-/// A vCPU of a VM that is paused.
+/// Makes a vCPU of a VM that is paused.
 fn paused() -> (World, Wire) {
     let mut w = world(1, GuestTimer::Sstc);
     let wire = with_line(&mut w.g);

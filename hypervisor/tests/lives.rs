@@ -138,7 +138,7 @@ fn an_end_overrides_a_restart_that_is_not_done() {
     assert_eq!(*vm.phase.lock(), Phase::Ended);
 }
 
-/// A VM of many pages, one vCPU of which is about to be parked.
+/// Makes a VM of many pages, one vCPU of which is about to be parked.
 fn with_many_pages(mmu: MmuMode) -> fake::World {
     let mut w = fake::world_of(VmConfig { superpages: false, mmu: Some(mmu), ..vm_config("vm", 1) }, GuestTimer::Sstc);
     for page in 0..1500 {

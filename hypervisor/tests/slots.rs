@@ -33,7 +33,7 @@ fn start_vcpu(g: &Gnomon, run: &mut VcpuRun, id: u32, hart: &mut Hart) {
     assert_eq!(run.context.x[10], 0);
 }
 
-/// The hart that has a vCPU finds that it is to be parked.
+/// Parks a vCPU, like the hart that has it and finds that it is to be parked.
 fn give_up(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     g.sched.stopped();
     park(g, run, hart);

@@ -126,7 +126,7 @@ fn hypervisor_counters(w: &World) -> u64 {
     synced.expect("it is counted").1
 }
 
-/// A guest that is about to send bytes by the UART.
+/// Makes a guest that is about to send bytes by the UART.
 fn sender() -> World {
     let mut w = steered();
     write(&mut w, GUEST_ENTRY, [SB as u32; 4].map(u32::to_le_bytes).as_flattened());

@@ -42,7 +42,7 @@ impl Request for Asked {
     }
 }
 
-/// A device of the host's. What comes of a message is how many bytes it says that the answer has.
+/// A device of the host's. The result of a message is the length of the answer that it claims, in bytes.
 pub type HostShare = dyn HostDevice<Asked = Asked, Outcome = usize>;
 
 /// A share, with what is under way.

@@ -147,7 +147,7 @@ fn is_still(g: &Gnomon, vm: &Vm) -> bool {
     g.vms.tenant(vm, |tenant| tenant.is_still()) == Some(true)
 }
 
-/// Returns whether the VM has stopped, and why. What was there for a step is taken away then.
+/// Returns whether the VM has stopped, and why. Breakpoints for a step are removed then.
 fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
     if !is_still(g, vm) {
         return Ok(Stopped::Not);
@@ -235,7 +235,7 @@ fn set<E: Env>(g: &Gnomon, vm: &Vm, (satp, gva, is_for_step): (u64, u64, bool), 
     Ok(())
 }
 
-/// Takes those breakpoints away. Where the guest has something else by now, that stays.
+/// Removes those breakpoints. If the guest has written something else there by now, that stays.
 fn lift<E: Env>(g: &Gnomon, vm: &Vm, which: impl Fn(&Break) -> bool, env: &mut E) -> Done<()> {
     loop {
         let found = vm.breaks.state.lock().all.iter().copied().find(|at| which(at));

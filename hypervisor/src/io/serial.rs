@@ -267,7 +267,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     None
 }
 
-/// Types bytes on a guest's console, as many as it has room for; returns how many. What else is typed there comes in between.
+/// Types bytes on a guest's console, as many as it has room for; returns the number. Other input comes in between.
 pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
     let mut devices = vm.devices.lock();
     let mut taken = 0;

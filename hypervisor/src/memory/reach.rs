@@ -8,8 +8,8 @@ use mmu::gstage::Ready;
 use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem, PteFlags};
 
 impl Vm {
-    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. What was made ready before, and not
-    /// used, is in `ready`, and left there if it is to be done once more.
+    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. Memory that was made ready
+    /// before, and not used, is in `ready`, and left there if another attempt is needed.
     ///
     /// # Errors
     /// [`Unreachable`]; the guest sees no change then.

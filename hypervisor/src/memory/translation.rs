@@ -518,8 +518,8 @@ impl Translation {
         }
     }
 
-    /// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. What
-    /// came free is free when this returns.
+    /// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. Frames
+    /// that came free are free when this returns.
     pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
         let returned = match self {
             TwoStage => two_stage::give_back(g, vm, spans, env),

@@ -43,7 +43,7 @@ thread_local! {
     static DISKS: RefCell<BTreeMap<u32, Arc<Mutex<Platters>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The platters of a disk of the machine that was made last.
+/// Returns the platters of a disk of the machine that was made last.
 pub fn platters(number: u32) -> Arc<Mutex<Platters>> {
     DISKS.with_borrow(|all| all[&number].clone())
 }

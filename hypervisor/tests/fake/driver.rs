@@ -13,7 +13,7 @@ pub const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
 /// The address of the device's ring: used chains.
 pub const USED: u64 = GUEST_RAM_BASE + 0xa00;
 
-/// A world whose vCPU reaches its memory.
+/// Makes a world whose vCPU reaches its memory.
 pub fn world(config: VmConfig) -> World {
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;

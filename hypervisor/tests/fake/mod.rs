@@ -301,12 +301,12 @@ impl Port for Printer {
     }
 }
 
-/// A machine of `harts` harts with these VMs, not yet started.
+/// Makes a machine of `harts` harts with these VMs, not yet started.
 pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     machine_of((PAGES - BUNDLE_PAGES, Pager::default()), vms, harts, timer)
 }
 
-/// A page of the bundle.
+/// Returns a page of the bundle.
 pub fn bundle_page(n: u64) -> Pfn<Hpa> {
     Pfn::new(RAM + n)
 }
@@ -396,31 +396,31 @@ fn settle(g: &Gnomon, hart: &mut Hart) {
     while lifecycle::go_on(g, hart) {}
 }
 
-/// [`lifecycle::start_due`], and what it leaves to be done.
+/// Calls [`lifecycle::start_due`], and does the work that it leaves.
 pub fn start_due(g: &Gnomon, hart: &mut Hart) {
     lifecycle::start_due(g, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::start`], and what it leaves to be done.
+/// Calls [`lifecycle::start`], and does the work that it leaves.
 pub fn start(g: &Gnomon, vm: &Arc<Vm>, hart: &mut Hart) {
     lifecycle::start(g, vm, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::depart`], and what it leaves to be done.
+/// Calls [`lifecycle::depart`], and does the work that it leaves.
 pub fn depart(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, hart: &mut Hart) {
     lifecycle::depart(g, vm, departure, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::end_all`], and what it leaves to be done.
+/// Calls [`lifecycle::end_all`], and does the work that it leaves.
 pub fn end_all(g: &Gnomon, reason: &EndReason, hart: &mut Hart) {
     lifecycle::end_all(g, reason, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::park`], and what it leaves to be done.
+/// Calls [`lifecycle::park`], and does the work that it leaves.
 pub fn park(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     lifecycle::park(g, run, hart);
     settle(g, hart);

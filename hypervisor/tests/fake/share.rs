@@ -27,7 +27,7 @@ thread_local! {
     static SHARES: RefCell<BTreeMap<u32, Arc<Mutex<Server>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The server of a share of the machine that was made last.
+/// Returns the server of a share of the machine that was made last.
 pub fn server(number: u32) -> Arc<Mutex<Server>> {
     SHARES.with_borrow(|all| all[&number].clone())
 }

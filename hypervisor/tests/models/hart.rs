@@ -199,7 +199,7 @@ impl Hart {
         self.rig.interrupts[self.index].store(false, SeqCst);
     }
 
-    /// WFI.
+    /// Waits for an interrupt (WFI).
     fn sleep(&mut self) {
         while !self.is_interrupted() {
             thread::park();
@@ -322,7 +322,7 @@ impl Hart {
         hart.announce(slot, || run.may_enter(|| self.view.1))
     }
 
-    /// The guest runs until its next exit; `None` if that is by an interrupt.
+    /// Runs the guest until its next exit; `None` if that is by an interrupt.
     fn guest(&mut self, run: &mut VcpuRun) -> Option<Step> {
         loop {
             if self.is_interrupted() {

@@ -97,7 +97,8 @@ impl Model {
         Runner::new(scheduler, config).run(move || self.run(mutant));
     }
 
-    /// Half of the orders are random; the other half let one hart at a time go on as far as it can, with a few changes.
+    /// Checks that the model holds. Half of the orders are random; the other half let one hart at a time go on as far
+    /// as it can, with a few changes.
     fn holds(self) {
         let number = |name, otherwise| {
             std::env::var(name)
@@ -108,7 +109,7 @@ impl Model {
         self.explore(PctScheduler::new_from_seed(seed, 5, rounds / 2), None);
     }
 
-    /// Some order shows what is wrong.
+    /// Checks that some order shows the mutant.
     fn finds(self, mutant: Mutant) {
         let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
         let is_found = (3..13).any(|changes| {
@@ -149,7 +150,8 @@ fn interrupt(id: u64) -> Step {
     Step::Sbi(spi::EID_SPI, spi::SEND_IPI, [1 << id, 0, 0])
 }
 
-/// Each of the vCPUs, which all come up, reads and edits what the table leads to; then the first ends the VM.
+/// A program: each of the vCPUs, which all come up, reads and edits the frame that the table leads to; then the first
+/// ends the VM.
 fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     let step = count(run);
     match own(run) {
@@ -169,7 +171,7 @@ fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// The first edits, and nothing else; the others come in and out, and read.
+/// A program: the first edits, and nothing else; the others come in and out, and read.
 fn haste(run: &mut VcpuRun) -> Step {
     let step = count(run);
     match own(run) {
@@ -202,7 +204,7 @@ fn a_hart_that_enters_behind_an_edit_is_found() {
     HASTE.finds(Mutant::LooksAfterItArrived);
 }
 
-/// An interrupt goes round.
+/// A program: an interrupt goes round.
 fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     const ROUNDS: u64 = 2;
     let own = own(run);
@@ -258,7 +260,7 @@ fn a_wake_up_that_is_lost_is_found() {
     ROUND_OVERCOMMITTED.finds(Mutant::WaitsWithoutLooking);
 }
 
-/// vCPUs start each other and stop; the first starts the VM over once, and ends it.
+/// A program: vCPUs start each other and stop; the first starts the VM over once, and ends it.
 fn lives(run: &mut VcpuRun) -> Step {
     let step = count(run);
     let is_first = own(run) == 0;
@@ -303,7 +305,7 @@ fn ends(hart: &mut Hart) {
     lifecycle::end_all(&rig.g, &EndReason::Poweroff, hart);
 }
 
-/// Both.
+/// Pauses the VM and lets it go on, then ends it.
 fn pauses_and_ends(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     let Some(vm) = rig.g.vms.at(0) else { return };
@@ -326,7 +328,8 @@ fn a_vcpu_that_is_not_collected_is_found() {
     LIVES.finds(Mutant::DoesNotPark);
 }
 
-/// Both vCPUs go round through some pages, of which the host takes away what it can; then the first ends the VM.
+/// A program: both vCPUs go round through some pages, of which the host takes away as many as it can; then the first
+/// ends the VM.
 fn pages(run: &mut VcpuRun) -> Step {
     let (own, touched) = (own(run), run.context.x[7]);
     if own == 0 && run.context.x[9] == 0 {

@@ -67,7 +67,7 @@ impl Hand {
         self.0.lock().unwrap()
     }
 
-    /// The RAM that it reads and writes.
+    /// Connects the RAM that it reads and writes.
     pub fn plug_into(&self, mem: &Mem) {
         self.get().mem = Some(mem.clone());
     }
@@ -81,7 +81,7 @@ impl Hand {
         self.get().requests.iter().filter(|request| request.way == Way::Out).map(|request| request.slot).collect()
     }
 
-    /// The frames that it fills.
+    /// Returns the frames that it fills.
     pub fn frames(&self) -> Vec<Pfn<Hpa>> {
         self.get().requests.iter().filter(|request| request.way == Way::In).map(|request| request.frame).collect()
     }

@@ -21,7 +21,7 @@ impl Dice {
     }
 }
 
-/// A host with `count` VMs. `is_ample`: there is room for all that they want.
+/// Makes a host with `count` VMs. `is_ample`: there is room for all that they want.
 fn host(dice: &mut Dice, is_ample: bool) -> Rig {
     let count = 2 + dice.throw(3);
     let vms = (0..count).map(|n| {
@@ -140,7 +140,7 @@ fn lives(seeds: std::ops::Range<u64>, is_ample: bool) -> [u64; 6] {
     sum
 }
 
-/// A soak sets PAGER_LIVES.
+/// Returns the number of lives. A soak sets PAGER_LIVES.
 fn count() -> u64 {
     std::env::var("PAGER_LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40)
 }

@@ -29,7 +29,7 @@ pub const KERNEL: u64 = (GUEST_ENTRY - GUEST_RAM_BASE) / PAGE_BYTES;
 pub const IMAGE: u64 = 512;
 pub const IMAGE_PAGES: u64 = 512;
 
-/// A VM of [`PAGES`] that has pages of the image from page `at` on: so many, from number `from` on.
+/// Makes a VM of [`PAGES`] that has pages of the image from page `at` on: so many, from number `from` on.
 pub fn vm_with_image(name: &str, mmu: MmuMode, (at, from, pages): (u64, u64, u64)) -> VmConfig {
     let mut config = vm(name, mmu);
     let (gpa, offset) = (GUEST_RAM_BASE + at * PAGE_BYTES, (IMAGE + from) * PAGE_BYTES);
@@ -37,7 +37,7 @@ pub fn vm_with_image(name: &str, mmu: MmuMode, (at, from, pages): (u64, u64, u64
     config
 }
 
-/// A VM of [`PAGES`].
+/// Makes a VM of [`PAGES`].
 pub fn vm(name: &str, mmu: MmuMode) -> VmConfig {
     let shadow_bytes = Some(384 << 10);
     VmConfig { mmu: Some(mmu), memory_bytes: PAGES * PAGE_BYTES, shadow_bytes, ..vm_config(name, 1) }
@@ -100,7 +100,7 @@ pub struct Rig {
 const PATIENCE: u64 = 20_000;
 
 impl Rig {
-    /// A machine with so many frames, and a swap device of so many pages, if one.
+    /// Makes a machine with so many frames, and a swap device of so many pages, if one.
     pub fn new(frames: u64, pages: Option<u64>, vms: Vec<VmConfig>) -> Self {
         let disk = pages.map(Hand::new);
         let pager = Pager::new(disk.as_ref().map(Hand::disk));
@@ -144,7 +144,7 @@ impl Rig {
         self.g.frames().usage(Owner::Vm(self.guests[guest].vm.slot() as u16))
     }
 
-    /// Frames that images have.
+    /// Returns the number of frames that images have.
     pub fn images_in_memory(&self) -> u64 {
         self.g.frames().usage(Owner::Host).image
     }
@@ -158,7 +158,7 @@ impl Rig {
         self.guests[guest].is_over
     }
 
-    /// vCPUs that are ready come to their guests.
+    /// Collects the vCPUs that are ready for their guests.
     fn collect(&mut self) {
         while let Some(run) = self.g.sched.take(0) {
             run.shared.hart.store(0, SeqCst);
@@ -208,7 +208,8 @@ impl Rig {
         }
     }
 
-    /// Nothing is on its way. Then each page of the device that is not free has a page of a VM's; or it is bad.
+    /// Waits until nothing is on its way, and checks that each page of the device that is not free has a page of a
+    /// VM's, or is bad.
     pub fn check_slots(&mut self) {
         let is_settled = |rig: &Self| {
             let left = (0..rig.guests.len()).filter(|n| !rig.is_over(*n)).count();
@@ -307,7 +308,7 @@ impl Rig {
         self.conclude(n, run, outcome)
     }
 
-    /// A guest's vCPU, if it can run now. If not, the hart does what is to be done.
+    /// Returns a guest's vCPU, if it can run now. If not, the hart does its other work.
     fn ready(&mut self, n: usize) -> Option<Box<VcpuRun>> {
         let run = self.guests[n].run.take();
         match &run {
@@ -317,7 +318,7 @@ impl Rig {
         run
     }
 
-    /// A guest with paging loads from a virtual address, to which its tables lead.
+    /// Loads from a virtual address, to which the tables of a guest with paging lead.
     pub fn load_virtual(&mut self, n: usize, satp: u64, gva: u64) {
         let vm = self.guests[n].vm.clone();
         let filled = || vm.memory.lock().as_ref().unwrap().shadow.as_ref().unwrap().counters().filled_4k;
@@ -353,7 +354,7 @@ impl Rig {
         fake::write(&self.g, vm, Addr::new(gpa), &value.to_le_bytes(), &mut self.hart).expect("there is memory");
     }
 
-    /// A guest makes an SBI call, as long as it takes.
+    /// Makes an SBI call of a guest, as long as it takes.
     pub fn call<const N: usize>(&mut self, n: usize, extension: usize, function: u64, args: [u64; N]) -> (i64, u64) {
         for _ in 0..PATIENCE {
             let Some(mut run) = self.ready(n) else { continue };
@@ -373,7 +374,7 @@ impl Rig {
         panic!("guest {n} makes a call for ever: {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// Bytes of a guest's memory, which is brought in for that.
+    /// Returns bytes of a guest's memory, which is brought in for that.
     pub fn peek(&mut self, n: usize, at: u64, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for _ in 0..PATIENCE {
@@ -387,7 +388,7 @@ impl Rig {
         panic!("{at:#x} of guest {n} never comes");
     }
 
-    /// The guest does at `hpa` what it wants, and finds what it should.
+    /// Does the guest's access at `hpa`, and checks that it finds what it should.
     fn arrive(&mut self, n: usize, touch: Touch, hpa: Addr<Hpa>) {
         let owner = self.g.frames().owner_of(hpa.pfn());
         let slot = self.guests[n].vm.slot() as u16;
@@ -431,7 +432,7 @@ impl Rig {
         Done::Soon
     }
 
-    /// A guest does something, as long as it takes.
+    /// Does an access of a guest, as long as it takes.
     pub fn touch(&mut self, n: usize, page: u64, store: Option<u64>) -> Done {
         self.guests[n].wants = Some(Touch { page, store });
         for _ in 0..PATIENCE {
@@ -449,12 +450,12 @@ impl Rig {
         panic!("guest {n} waits for page {page} for ever: {state:?} {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// A guest stores to pages, to each what is made of its number.
+    /// Stores to pages of a guest, to each a value made of its number.
     pub fn fill(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
         self.each(n, pages, |page| Some(0x1000 * (n as u64 + 1) + page))
     }
 
-    /// A guest loads from pages.
+    /// Loads from pages of a guest.
     pub fn load(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
         self.each(n, pages, |_| None)
     }
@@ -467,7 +468,7 @@ impl Rig {
             .unwrap_or(Done::Yes)
     }
 
-    /// A guest's vCPU leaves its hart, as it was asked to for a pause.
+    /// Makes a guest's vCPU leave its hart, as it was asked to for a pause.
     pub fn leave(&mut self, n: usize) {
         let run = self.guests[n].run.take().expect("its vCPU runs");
         assert_ne!(run.shared.posted.fetch_and(!request::PAUSE, SeqCst) & request::PAUSE, 0);
@@ -492,14 +493,14 @@ impl Rig {
         panic!("not within {PATIENCE} turns: {what}: {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// The page of the device that a guest's page is on, if it is out.
+    /// Returns the page of the device that a guest's page is on, if it is out.
     pub fn is_out(&self, n: usize, page: u64) -> Option<u64> {
         let memory = self.guests[n].vm.memory.lock();
         let space = &memory.as_ref()?.space;
         space.is_out(Pfn::new(GUEST_RAM_BASE / PAGE_BYTES + page), &self.hart.mem).map(|slot| slot.0)
     }
 
-    /// A page of a guest's that the device has not written yet.
+    /// Returns a page of a guest's that the device has not written yet.
     pub fn leaving(&self, n: usize) -> Option<u64> {
         let begun = self.disk().begun();
         let is_begun = |page: &u64| self.is_out(n, *page).is_some_and(|slot| begun.contains(&slot));
@@ -515,7 +516,7 @@ impl Rig {
         _ = self.step(n);
     }
 
-    /// A VM starts over: it finds what it began with.
+    /// Waits until the vCPU of a VM that starts over is ready. The guest finds its initial memory.
     pub fn restarted(&mut self, n: usize) {
         let guest = &mut self.guests[n];
         (guest.is_over, guest.wants) = (false, None);

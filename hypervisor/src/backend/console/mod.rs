@@ -91,8 +91,8 @@ impl Console {
         self.release_input();
     }
 
-    /// Takes output of the guest in slot `guest`: says how many bytes, from the first on. What was not taken is to be offered
-    /// again. A detached console takes all.
+    /// Takes output of the guest in slot `guest`: returns the number of bytes taken, from the first on. The other bytes
+    /// are to be offered again. A detached console takes all.
     pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
         let taken = self.put(guest, bytes);
         // Asked again: whoever has attached it meanwhile may have found the ring empty.

@@ -8,7 +8,8 @@ pub trait Port: Sync {
     fn send(&self, bytes: &[u8]);
     /// Returns a byte that has come in.
     fn receive(&self) -> Option<u8>;
-    /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Where there are none, nothing happens.
+    /// Sets which of its interrupts reach Gnomon: one for input, and one for room. Does nothing if there are no
+    /// interrupts.
     fn listen(&self, wanted: Listen);
     /// Returns whether there are interrupts.
     fn interrupts(&self) -> bool;

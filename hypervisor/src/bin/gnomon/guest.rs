@@ -3,7 +3,7 @@
 //!
 //! Guests run in VS mode or, where the hart lacks the H extension, in S mode itself. Only this file and those below it
 //! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist:
-//! the payload seat has VS mode only. What else depends on the guest mode is decided by
+//! the payload seat has VS mode only. Everything else that depends on the guest mode is decided by
 //! `hypervisor::device::offer::GuestMode`.
 
 mod bank;

@@ -28,7 +28,7 @@ pub struct Image {
     pub end: u64,
 }
 
-/// Returns the place of the image, with stacks for so many harts. What is behind them is RAM like any other.
+/// Returns the place of the image, with stacks for so many harts. The RAM behind them is RAM like any other.
 pub fn image(harts: usize) -> Image {
     Image {
         start: (&raw const __image_start) as u64,

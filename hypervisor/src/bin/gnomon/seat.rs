@@ -146,7 +146,7 @@ impl SeatHart {
         }
     }
 
-    /// Withdraws IPIs sent to this hart. What they announced is looked at after this.
+    /// Withdraws IPIs sent to this hart. The work that they announced is looked at after this.
     pub fn clear_ipi(&self) {
         // SAFETY: the hart's own bit.
         unsafe {

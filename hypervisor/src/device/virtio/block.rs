@@ -383,7 +383,7 @@ impl Block {
         Ok(())
     }
 
-    /// Reads the header of a request, and checks what it asks for. What is answered at once is over then.
+    /// Reads and checks the header of a request. A request that is answered at once is over then.
     fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let name = self.name;
         let work = self.work(at);

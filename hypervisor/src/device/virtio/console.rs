@@ -247,7 +247,7 @@ impl Console {
         Ok(())
     }
 
-    /// Does one thing for a queue. What was typed has its own way ([`Mmio::take_input`]).
+    /// Does one step for a queue. Input has its own way ([`Mmio::take_input`]).
     fn step(
         &mut self,
         at: usize,

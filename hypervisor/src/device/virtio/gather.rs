@@ -1,7 +1,7 @@
 //! The choice between serving requests one by one, and serving several at once, a moment later
 //! ([`Outside::soon`](crate::device::interface::Outside::soon)).
 //!
-//! A request may be a disk's, or a frame that a network card is to send. What it costs beside its data are exits: a
+//! A request may be a disk's, or a frame that a network card is to send. Its cost beside its data are exits: a
 //! notification, the host's interrupt, and five for the guest's interrupt (it asks the interrupt controller which one
 //! that is, and once more whether there is another; it asks the device, and answers both). Several requests at once
 //! share them. But a guest that waits for each request before it makes the next one waits a moment more for each. A

@@ -77,7 +77,7 @@ impl Budget {
         self.0 = self.0.saturating_sub(cost);
     }
 
-    /// Pays for a copy. Where words are not aligned on both sides, each is made of two.
+    /// Pays for a copy. If words are not aligned on both sides, each is made of two.
     pub(super) fn pay_for_copy(&mut self, bytes: usize, is_aligned: bool) -> Result<(), Stop> {
         let cost = if is_aligned { bytes } else { 3 * bytes };
         self.pay(cost.max(ACCESS))

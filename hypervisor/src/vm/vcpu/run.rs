@@ -243,8 +243,9 @@ impl VcpuRun {
         let _ = self.shared.fences.lock().take();
     }
 
-    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). What comes from outside goes
-    /// on: its timer, interrupts that are pending, what others ask of it. It is on no hart, and has forgotten its translations.
+    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). Events from outside
+    /// stay: its timer, pending interrupts, the requests of others. It is on no hart, and has forgotten its
+    /// translations.
     pub fn resume_at(&mut self, pc: u64, opaque: u64) {
         let VsCsrs { hvip, vstimecmp, .. } = self.bank.csrs;
         self.clear(pc, opaque);

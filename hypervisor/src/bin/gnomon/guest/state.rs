@@ -1,5 +1,5 @@
-//! Moving a vCPU's registers between its box and the hart. What every exit saves is the trap
-//! vector's; this is the rest, moved only when the hart changes vCPUs.
+//! Moving a vCPU's registers between its box and the hart. The trap vector saves a part at every exit; this is the
+//! rest, moved only when the hart changes vCPUs.
 
 use super::bank::with_bank;
 use super::{GuestHart, S_INTERRUPTS};

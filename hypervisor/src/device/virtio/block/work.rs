@@ -88,7 +88,8 @@ impl Work {
         Ok(Ok(Request { operation, sector: u64::from_le_bytes(sector), bytes }))
     }
 
-    /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
+    /// Copies the data of a part, or the rest of it, from or to the guest. If there is no memory for it, the request
+    /// fails.
     pub(super) fn copy(
         &mut self,
         part: &mut Part,

@@ -74,7 +74,8 @@ impl Model {
         flying.any(|asked| units.first < end(asked.units) && asked.units.first < end(units))
     }
 
-    /// Finishes one of the requests that it has begun. What was lent for it is in that RAM, and lent no more.
+    /// Finishes one of the requests that it has begun. The memory that was lent for it is in that RAM, and lent no
+    /// more.
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>, ram: &[u8]) {
         let (token, asked) = self.begun.remove(at);
         let read = |loan: Loan| {
@@ -248,7 +249,7 @@ impl Rig {
         rig
     }
 
-    /// Resets the device and sets it up. What was lent to the host's device it has finished with by then.
+    /// Resets the device and sets it up. By then the host's device has finished with lent memory.
     pub(super) fn start(&mut self) {
         while self.set(0x070, 0) == Answer::Again {
             self.finish_one_lent();
