@@ -1,4 +1,4 @@
-//! Guests that are nested and steered by turns: looks at them, and what they write to `satp`.
+//! Guests that are behind the G-stage and steered by turns: looks at them, and their writes of `satp`.
 
 use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};

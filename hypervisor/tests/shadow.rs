@@ -366,7 +366,7 @@ fn the_lane_loads_no_asid_that_may_be_others_by_now() {
     }
 }
 
-/// Tables that map `va` by a leaf of 4 KiB, and an access there.
+/// Makes tables that map `va` by a leaf of 4 KiB, and an access there.
 fn touched(w: &mut World, va: u64) {
     write(w, GUEST_RAM_BASE + 8, (ROOT + 1) << 10 | 1);
     write(w, GUEST_RAM_BASE + 0x1000, (ROOT + 2) << 10 | 1);

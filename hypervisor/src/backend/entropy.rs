@@ -137,7 +137,7 @@ impl Place {
         self.source.lock().member(self.id)?.piece.take()
     }
 
-    /// Wants none any more.
+    /// Withdraws the request for a piece.
     pub fn forget(&self) {
         let mut source = self.source.lock();
         source.waiting.retain(|id| *id != self.id);

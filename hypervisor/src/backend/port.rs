@@ -79,7 +79,7 @@ pub trait HostDevice: Send {
     /// The type of their results.
     type Outcome: Copy;
 
-    /// Units of its buffer, none of which is in flight.
+    /// Returns units of its buffer, none of which is in flight.
     fn buffer(&mut self, units: Units) -> &mut [u8];
     /// Begins what is asked. The units are the device's until it is finished.
     ///
@@ -252,7 +252,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.device.acknowledge();
     }
 
-    /// Looks what the device has finished.
+    /// Collects the requests that the device has finished.
     pub(crate) fn collect(&mut self) {
         while self.collect_one().is_some() {}
     }

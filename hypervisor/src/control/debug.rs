@@ -127,7 +127,7 @@ fn detach<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     Ok(Answer::Done)
 }
 
-/// Has the VM stop: those of its vCPUs that have not are asked to leave their harts.
+/// Stops the VM: the vCPUs that have not stopped are asked to leave their harts.
 fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     if lifecycle::pause(g, vm, env) {
         return Ok(Answer::Done);

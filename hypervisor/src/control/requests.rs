@@ -38,7 +38,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// Goes on with requests that had to wait.
+/// Continues with requests that had to wait.
 #[inline]
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
     if g.channel.is_due() {

@@ -76,7 +76,8 @@ pub trait Device: Any + Debug + Send {
     /// # Errors
     /// [`Unsaved`].
     fn save(&self) -> Result<DeviceState, Unsaved>;
-    /// Goes on from there. It has just been reset. A driver could not have brought it into a state that is refused.
+    /// Restores the device from a saved state. It has just been reset. A driver could not have brought it into a state
+    /// that is refused.
     ///
     /// # Errors
     /// [`Wild`]. It is to be reset then.

@@ -207,7 +207,7 @@ impl Plic {
         }
     }
 
-    /// Goes on from there. Lines that differ now are to be told as ever.
+    /// Restores the PLIC from a saved state. Lines that differ now are to be set as usual.
     ///
     /// # Errors
     /// If it is that of a PLIC for another number of harts, or none. Nothing has changed then.

@@ -55,7 +55,7 @@ pub trait Env {
     /// Prepares for the loaded vCPU's change from one of the two kinds of tables to the other: until that is prepared,
     /// no table translates, and its `vsatp` is gone.
     fn leave_tables(&mut self);
-    /// Bits of ASIDs that this hart's own registers have.
+    /// Returns the bits of ASIDs that this hart's own registers have.
     fn asid_bits(&self) -> u32;
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
@@ -71,7 +71,7 @@ pub trait Env {
     fn fence_guest_root(&mut self);
     /// Returns the address of the lane's jump table for a root.
     fn lane_table(&self, root: &Root) -> u64;
-    /// Lets this hart fetch what was stored before (`fence.i`).
+    /// Makes this hart fetch what was stored before (`fence.i`).
     fn fence_instructions(&mut self);
     /// Notes that this hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for
     /// it: unless an earlier one is still owed, nothing is owed for this one.

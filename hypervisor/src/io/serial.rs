@@ -69,8 +69,8 @@ pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     deliver(g, env);
 }
 
-/// Looks after those that frames wait for, and after what has come from the world: a portion, and what is left a moment later. To be
-/// called when a device may have sent something, with no lock held.
+/// Serves the cards that frames wait for, and the frames that have come from the world: a portion, and the rest a
+/// moment later. To be called when a device may have sent something, with no lock held.
 #[inline]
 pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
     if g.offer.network.has_work() {

@@ -60,7 +60,8 @@ impl Gigapages {
         Some(self)
     }
 
-    /// Goes on with the 2 MiB that are being made ready, and joins the GiB with the last. Whether there was memory for it.
+    /// Continues with the 2 MiB that are being made ready, and joins the GiB with the last. Returns whether there was
+    /// memory for it.
     fn give<E: Env>(&mut self, g: &Gnomon, vm: &Vm, frames: &Frames, env: &mut E) -> bool {
         match vm.reach(g, (self.page.base(), Access::Store), &mut self.ready, env) {
             Ok(_) => {

@@ -276,7 +276,7 @@ pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
     }
 }
 
-/// Lets a paused VM go on. Returns false if it is not paused.
+/// Resumes a paused VM. Returns false if it is not paused.
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten();
     let was_paused = aside.is_some();

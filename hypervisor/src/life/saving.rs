@@ -218,7 +218,7 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Do
     Ok(answer)
 }
 
-/// Looks at a page without touching what the guest has not touched.
+/// Reads a page without touching memory that the guest has not touched.
 fn see(vm: &Vm, page: Pfn<Gpa>, copy: &mut [u8], mem: &impl PhysMem) -> Done<Seen> {
     let guard = vm.memory.lock();
     let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };

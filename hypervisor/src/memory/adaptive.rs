@@ -74,7 +74,7 @@ fn spent(counters: &VcpuCounters) -> u64 {
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
 }
 
-/// Fences by address that the lane has done for the vCPU.
+/// Returns the number of fences by address that the lane has done for the vCPU.
 fn fences(counters: &VcpuCounters) -> u64 {
     counters.lane_page.get() + counters.lane_page_global.get()
 }
@@ -113,7 +113,7 @@ fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     run.watch.again(Concern::Root, now + interval(g));
 }
 
-/// Microseconds in ticks of the timebase, one at least.
+/// Converts microseconds to ticks of the timebase, one at least.
 fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     (microseconds * g.offer.timebase / 1_000_000).max(1)
 }
@@ -229,7 +229,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     false
 }
 
-/// Looks at the vCPU on this hart, at host time `now`: what its root costs, and which way it goes on.
+/// Looks at the vCPU on this hart, at host time `now`: at the cost of its root. Chooses the way in which it continues.
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     run.count_lane();
@@ -270,7 +270,7 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
 }
 
 impl Adapts {
-    /// Thousandths of the time since [`Adapts::begin`] that traps took, at an instruction each nanosecond.
+    /// Returns the thousandths of the time since [`Adapts::begin`] that traps took, at an instruction each nanosecond.
     fn share(&self, spent: u64, now: u64, timebase: u64) -> u64 {
         let passed = (now.saturating_sub(self.since).max(1)).saturating_mul(1_000_000_000 / timebase.max(1)).max(1);
         (spent.saturating_sub(self.spent)).saturating_mul(1000) / passed

@@ -58,7 +58,7 @@ pub(crate) fn begin_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, age: u64, env: 
     run.watch.begin(Concern::Pages, due.min(now + ticks(g, LOOK)));
 }
 
-/// Looks at the root of the vCPU on this hart, at host time `now`, and says when to look again.
+/// Looks at the root of the vCPU on this hart, at host time `now`, and schedules the next look.
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     let pc = run.context.pc;

@@ -31,7 +31,7 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     g.harts[me].counters.fences.bump();
 }
 
-/// Says that the VM is live on a hart, before any walk can happen there. Returns the generation that a hart without any
+/// Marks the VM as live on a hart, before any walk can happen there. Returns the generation that a hart without any
 /// translation of the VM has fenced for.
 pub fn arrive(vm: &Vm, hart: usize) -> u64 {
     // In this order: whoever takes the hart out of the set again counts up later, and is noticed at the entry.

@@ -134,6 +134,6 @@ pub trait Pageable {
     fn rest(&mut self, page: Pfn<Gpa>, level: Level, leaves: &mut Budget) -> Option<Stale<Gpa>>;
     /// Returns whether an idle page may go.
     fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
-    /// Fences.
+    /// Does the fence that is owed.
     fn settle(&mut self, stale: Stale<Gpa>);
 }

@@ -322,7 +322,7 @@ impl Pager {
         frames.at_hand() >= Self::marks(frames).0
     }
 
-    /// Looks whether memory gets short, and sees to it that some is taken back soon.
+    /// Checks whether memory gets short, and has some taken back soon.
     #[inline(never)]
     pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
         if !self.is_short.load(SeqCst) && !Self::has_enough(frames) {

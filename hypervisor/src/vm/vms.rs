@@ -82,7 +82,7 @@ impl Vms {
         }
     }
 
-    /// Wishes for a VM: it is created when its turn comes.
+    /// Adds a wish for a VM: it is created when its turn comes.
     pub fn wish(&self, config: VmConfig, offer: &Offer) {
         let mut wishes = self.wishes.lock();
         let mut wish = self.draw(config, offer);

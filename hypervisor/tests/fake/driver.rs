@@ -67,7 +67,7 @@ pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u6
     assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
 }
 
-/// Counters of the VM's, by name.
+/// Returns counters of the VM's, by name.
 pub fn counters<const N: usize>(w: &World, names: [&str; N]) -> [Option<u64>; N] {
     let all = w.g.report(&w.run.vm).counters;
     names.map(|name| all.iter().find(|(known, _)| *known == name).map(|(_, count)| *count))

@@ -256,7 +256,7 @@ impl Rig {
         }
     }
 
-    /// Goes on with what a guest wants.
+    /// Continues with a guest's access.
     pub fn step(&mut self, n: usize) -> Done {
         let guest = &mut self.guests[n];
         if guest.is_over {

@@ -195,7 +195,7 @@ impl Console {
         self.add(|screen| screen.record(record));
     }
 
-    /// Messages of a guest's, after all its output so far. If it `ends`, it makes no more.
+    /// Prints a message about a guest, after all its output so far. If it `ends`, it makes no more.
     pub fn say_of(&self, guest: usize, message: &str, ends: bool) {
         self.add(|screen| {
             screen.settle(guest, &mut self.rings[guest].lock(), ends);

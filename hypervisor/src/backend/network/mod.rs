@@ -67,7 +67,7 @@ pub trait HostNetwork: Send {
     /// # Errors
     /// [`Full`].
     fn send(&mut self, frame: &Arc<Frame>) -> Result<(), Full>;
-    /// Lets frames go that were sent, and are done with.
+    /// Frees frames that were sent, and are done with.
     fn reclaim(&mut self);
     /// Tells the device of what was sent.
     fn notify(&mut self);

@@ -484,7 +484,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
     }
 }
 
-/// Devices that guests have, by number, each with a buffer.
+/// Makes the devices that guests have, by number, each with a buffer.
 fn with_buffers<D, G: ?Sized>(
     devices: Vec<(u32, D, u32)>,
     what: &str,

@@ -318,7 +318,7 @@ impl GuestHart {
         }
     }
 
-    /// Lets hardware set A and D for a guest behind a G-stage, or not.
+    /// Sets whether hardware sets A and D for a guest behind a G-stage.
     pub fn set_svadu(&self, on: bool) {
         // SAFETY: concerns guests only.
         unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
@@ -380,7 +380,7 @@ impl GuestHart {
         self.fence(None, None);
     }
 
-    /// Lets WFI and WRS.NTO of guests trap, or not.
+    /// Sets whether WFI and WRS.NTO of guests trap.
     pub fn set_wfi_trap(&self, traps: bool) {
         // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about.
         unsafe {

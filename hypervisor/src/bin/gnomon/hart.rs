@@ -455,7 +455,8 @@ impl Hart {
         }
     }
 
-    /// Goes on with output that was left, with guests' devices, and with chores, if it is time. Those that are early ask again.
+    /// Continues with output that was left, with guests' devices, and with chores, if it is time. Those that are early
+    /// ask again.
     fn look_after(&mut self, now: u64) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
         if self.due.serial <= now || self.g.console.is_dirty() {

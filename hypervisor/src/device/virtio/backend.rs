@@ -95,7 +95,7 @@ pub trait Backend: Debug + Send + 'static {
     /// Returns the number of chains of a queue, those that were taken last, that are begun and not given back. If the
     /// device goes on elsewhere, it begins them anew.
     fn begun(&self, at: usize) -> u16;
-    /// Goes on from there, just reset. `is_live`: the driver has set it up.
+    /// Restores the device from a saved state. It has just been reset. `is_live`: the driver has set it up.
     ///
     /// # Errors
     /// [`Wild`].

@@ -318,7 +318,7 @@ impl Block {
         Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0, is_lent: false })
     }
 
-    /// Looks after the end of a part that the host's device has finished.
+    /// Handles the end of a part that the host's device has finished.
     fn land(
         &mut self,
         (tag, is_done): (usize, bool),

@@ -163,7 +163,7 @@ impl Share {
         Ok(())
     }
 
-    /// Goes on with a message that is still to be begun.
+    /// Begins a message that is still to be begun.
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some((head, asked)) = self.work(at).open else { return self.open(at, port, outside) };
         if !self.work(at).is_checked {
@@ -353,7 +353,8 @@ impl Backend for Share {
         self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
-    /// Messages are answered first: what is done twice is not the same as what is done once.
+    /// Refuses to save while messages are in flight. They are answered first: repeating a message may have another
+    /// result.
     fn save(&self) -> Result<OwnState, Unsaved> {
         if self.works.iter().any(Option::is_some) || self.port.lock().has_strangers() {
             return Err(Unsaved::Busy);

@@ -128,7 +128,7 @@ impl<B: Backend> Mmio<B> {
         &mut self.backend
     }
 
-    /// Notifications so far, and rings that were malformed.
+    /// Returns the notifications so far, and the rings that were malformed.
     #[must_use]
     pub const fn counts(&self) -> (u64, u64) {
         (self.notifications, self.malformed)
@@ -302,7 +302,7 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// Interrupts the driver for what was given back, if it wants to hear of that in one of the queues.
+    /// Interrupts the driver for chains that were given back, if it wants to hear of that in one of the queues.
     fn tell(&mut self, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let mut told = Ok(());
         for queue in self.queues.all_ready() {
@@ -390,7 +390,7 @@ impl<B: Backend> Device for Mmio<B> {
         [DeviceTreeProperty::new_unchecked("compatible", "virtio,mmio")].into()
     }
 
-    /// Registers only as whole, aligned words; the configuration by what its fields have.
+    /// Loads a register, only as a whole, aligned word; the configuration by the width of its fields.
     fn load(&mut self, offset: u64, width: u8, _: &mut dyn Outside) -> Answer<u64> {
         match in_config(offset, width) {
             Some(offset) => Answer::Done(self.backend.read_config(offset, width).into()),

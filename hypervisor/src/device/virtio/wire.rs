@@ -98,7 +98,7 @@ pub mod console {
     pub const RECEIVE: usize = 0;
     /// The queue of output.
     pub const TRANSMIT: usize = 1;
-    /// With several ports: that of what the driver is told.
+    /// With several ports: the queue of the device's messages to the driver.
     pub const CONTROL_RECEIVE: usize = 2;
     /// With several ports: the queue of the driver's messages. Behind it each port has two queues, like the first port.
     pub const CONTROL_TRANSMIT: usize = 3;

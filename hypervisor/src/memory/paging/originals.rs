@@ -164,7 +164,7 @@ impl Pager {
         _ = self.release(number, &g.harts[env.hart()].frames);
     }
 
-    /// Has those of a chunk lapse that are used, if there are some: they are to be taken from all VMs.
+    /// Makes the used originals of a chunk lapse, if there are some: they are to be taken from all VMs.
     fn begin_to_take(g: &Gnomon, chunk: Range<u64>) -> Option<Taking> {
         let originals = g.frames().originals();
         let used = chunk.clone().filter(|number| originals.state(*number) == Original::Used);
@@ -276,7 +276,8 @@ impl Pager {
         Fetched::Waits
     }
 
-    /// Originals have been read. Code may be in them: harts in VMs that may map one are told before they can, once for all.
+    /// Restores originals that have been read. Code may be in them: harts in VMs that may map one leave their guests
+    /// before they can, once for all, and fetch anew.
     pub(super) fn restore<E: Env>(&self, g: &Gnomon, read: Vec<Read>, env: &mut E) {
         let originals = g.frames().originals();
         let homes = || read.iter().map(|read| originals.home(read.number).raw());

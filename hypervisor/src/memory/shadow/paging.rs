@@ -32,7 +32,7 @@ pub(crate) fn sweep<E: Env>(
     })
 }
 
-/// Originals are taken from the VM.
+/// Takes originals from the VM.
 pub(crate) fn rest_originals<E: Env>(
     g: &Gnomon,
     vm: &Vm,

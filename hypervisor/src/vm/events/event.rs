@@ -138,7 +138,7 @@ impl Event {
         }
     }
 
-    /// Names the handler: where, and what it finds in a7.
+    /// Sets the handler: its address, and the value of a7.
     pub(super) fn register(&mut self, (pc, arg): (u64, u64)) -> Result<(), Error> {
         self.go(State::Unused, State::Registered)?;
         (self.attributes[ENTRY_PC], self.attributes[ENTRY_ARG]) = (pc, arg);

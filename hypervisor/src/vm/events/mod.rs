@@ -83,7 +83,7 @@ impl Events {
         self.local.get_mut(hart as usize).into_iter().chain(global)
     }
 
-    /// Names the handler of an event: where, and what it finds in a7.
+    /// Sets the handler of an event: its address, and the value of a7.
     ///
     /// # Errors
     /// The handler is at an odd address, there is no such event, or it has a handler.
@@ -106,7 +106,7 @@ impl Events {
         Ok(())
     }
 
-    /// Lets an event come. Returns its hart.
+    /// Enables an event. Returns its hart.
     ///
     /// # Errors
     /// There is no such event, or it has no handler or is enabled.
@@ -116,7 +116,7 @@ impl Events {
         Ok(event.hart())
     }
 
-    /// Lets it come no more.
+    /// Disables an event.
     ///
     /// # Errors
     /// There is no such event, or it is not enabled, or running.
@@ -149,7 +149,7 @@ impl Events {
         Ok(())
     }
 
-    /// Lets events come to a hart.
+    /// Unmasks the events of a hart.
     ///
     /// # Errors
     /// They may come already.
@@ -200,7 +200,7 @@ impl Events {
         self.next(hart).is_some()
     }
 
-    /// Lets the event come to a hart, if there is one; says whether there was. The vCPU is at `place`.
+    /// Delivers the event to a hart, if there is one, and returns whether there was. The vCPU is at `place`.
     pub fn enter(&mut self, hart: u32, place: &mut Place) -> bool {
         match self.next(hart) {
             Some(event) => {

@@ -86,7 +86,8 @@ impl FenceQueue {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Vcpu {
-    /// On shadow tables: its `satp`, or [`NO_SPACE`]. In mode `adaptive`, while it is nested, [`ANY_SPACE`]. The lane writes it, and finds behind it what is posted.
+    /// On shadow tables: its `satp`, or [`NO_SPACE`]. In mode `adaptive`, while it is behind the G-stage,
+    /// [`ANY_SPACE`]. The lane writes it, and finds behind it what is posted.
     pub satp: AtomicU64,
     /// [`request`] bits. Any hart sets them; the hart that enters the vCPU takes them.
     pub posted: AtomicU64,

@@ -120,7 +120,7 @@ impl Driver {
         }
     }
 
-    /// Goes to sleep until something comes back; says whether something has already.
+    /// Sleeps until a chain comes back; returns whether one has already.
     fn sleep(&mut self, world: &mut World) -> bool {
         if self.agreed.event_index {
             world.store_u16(DRIVER + 4 + 2 * u64::from(self.layout.size), self.seen).unwrap();

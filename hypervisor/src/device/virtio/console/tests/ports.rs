@@ -248,7 +248,7 @@ fn who_does_not_listen_holds_back_its_own_port_only() {
     assert_eq!(rig.used().len(), 2);
 }
 
-/// Things at random: each side has what the other has said.
+/// Runs a life at random: each side has what the other has said.
 fn live(seed: u64) {
     let (mut rig, random) = (Rig::ready(seed.is_multiple_of(2)), &mut Random(seed));
     rig.tell(&message(1, event::PORT_OPEN, 1));

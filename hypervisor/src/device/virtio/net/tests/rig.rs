@@ -286,7 +286,7 @@ impl Rig {
         self.cards.iter_mut().for_each(|card| card.world.now += ticks);
     }
 
-    /// Looks after those that frames wait for.
+    /// Serves the cards that frames wait for.
     fn deliver(&mut self) {
         self.network.take_in(self.now());
         while let Some((user, _)) = self.network.next_due() {
@@ -331,7 +331,7 @@ impl Flows {
         self.sent.insert(number, (from, to));
     }
 
-    /// Looks at what has arrived.
+    /// Checks the frames that have arrived.
     pub(super) fn check(&mut self, rig: &mut Rig) {
         for at in 0..rig.cards.len() {
             for got in rig.received(at) {
