@@ -33,7 +33,7 @@ pub enum Target {
 }
 
 impl Devices {
-    /// Restores all devices from a snapshot. They have just been reset. They have just been reset.
+    /// Restores all devices from a snapshot. They have just been reset.
     ///
     /// # Errors
     /// What is wrong with it.
