@@ -17,7 +17,7 @@
 //! frame back, and the device's copy is forgotten (*rescue*).
 //!
 //! The pages of images belong to no single VM. The sweep comes to them after the VMs, takes those that no VM has
-//! touched, and writes each to the device once ([`originals`]).
+//! touched, and writes each to the device once ([`mmu::frames::Originals`]).
 //!
 //! Locks: a VM's memory, then the pager's.
 

@@ -44,7 +44,7 @@ impl Remains {
     }
 }
 
-/// Whole GiB that are still to be given to a VM ([`crate::life::gigapages`]).
+/// Whole GiB that are still to be given to a VM (`life::gigapages`).
 #[must_use = "dropping it leaks frames"]
 pub struct Gigapages {
     /// The next 2 MiB.

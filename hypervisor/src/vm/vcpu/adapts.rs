@@ -1,4 +1,4 @@
-//! The knowledge of an adaptive vCPU about its roots ([`crate::memory::adaptive`]).
+//! The knowledge of an adaptive vCPU about its roots (`memory::adaptive`).
 
 use mmu::adapt::Chooser;
 

@@ -1,4 +1,4 @@
-//! The findings of a vCPU's looks for coalescing ([`crate::memory::coalescing`]).
+//! The findings of a vCPU's looks for coalescing (`memory::coalescing`).
 
 /// The state that coalescing keeps from one look to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
