@@ -55,7 +55,7 @@ pub trait Env {
     /// Prepares for the loaded vCPU's change from one of the two kinds of tables to the other: until that is prepared,
     /// no table translates, and its `vsatp` is gone.
     fn leave_tables(&mut self);
-    /// Returns the bits of ASIDs that this hart's own registers have.
+    /// Returns the number of ASID bits of this hart's own registers.
     fn asid_bits(&self) -> u32;
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
