@@ -1,4 +1,4 @@
-//! What all harts share.
+//! The state that all harts share.
 
 use crate::backend::channel::Channel;
 use crate::backend::console::Console;
@@ -27,7 +27,7 @@ use rv::{Hpa, Pfn};
 
 /// All harts' common state. `docs/invariants.md` has the order of the locks.
 pub struct Gnomon {
-    /// What guests get.
+    /// The features that guests get.
     pub offer: Offer,
     /// The VMs.
     pub vms: Vms,
@@ -35,21 +35,21 @@ pub struct Gnomon {
     pub sched: Sched,
     /// The harts in use.
     pub harts: Vec<HartShared>,
-    /// What is done in portions.
+    /// Work that is done in portions.
     pub chores: Chores,
     /// Paging.
     pub pager: Pager,
     /// Makes small pages large when harts are idle.
     pub promoter: Promoter,
-    /// What is set.
+    /// The tunables.
     pub tunables: Tunables,
     /// The console.
     pub console: Console,
     /// The control channel.
     pub channel: Channel,
-    /// What harts are asked to note.
+    /// Notes that harts are asked to take.
     pub asked: Asked,
-    /// How Gnomon's heap is doing.
+    /// Returns the use of Gnomon's heap.
     pub heap: fn() -> HeapUse,
     /// Bytes of it that were in use before there was any VM.
     pub heap_at_start: u64,
@@ -60,7 +60,7 @@ pub struct Gnomon {
 }
 
 impl Gnomon {
-    /// Host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
+    /// Returns host RAM, for questions; to take from it, ask a hart's [`HartShared::frames`].
     #[must_use]
     pub fn frames(&self) -> &Frames {
         &self.harts[0].frames
@@ -79,7 +79,8 @@ impl Gnomon {
         }
     }
 
-    /// The same, but for a vCPU that waits: its hart's queue has a lock. Says whether that is all; if not, it is to be posted again.
+    /// Like `post`, but not for a vCPU that waits, because its hart's queue has a lock. Returns whether the request was
+    /// posted completely; if not, it has to be posted again.
     #[inline]
     pub fn post_briefly<E: Env>(&self, vcpu: &Vcpu, requests: u64, env: &mut E) -> bool {
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
@@ -99,7 +100,7 @@ impl Gnomon {
         }
     }
 
-    /// Those of a VM's vCPUs that are held ([`Vm::hold`]) make their exits again.
+    /// Makes the held vCPUs of a VM ([`Vm::hold`]) make their exits again.
     pub fn release_held<E: Env>(&self, vm: &Vm, env: &mut E) {
         if vm.held.load(Ordering::SeqCst) == 0 {
             return;
@@ -117,7 +118,8 @@ impl Gnomon {
         }
     }
 
-    /// Finds a hart for a vCPU that is ready: an idle one, `preferred` if it is; else one whose vCPU spins.
+    /// Finds a hart for a vCPU that is ready: `preferred` if that is idle, else another idle one, else one whose vCPU
+    /// spins.
     pub fn rouse<E: Env>(&self, preferred: usize, env: &mut E) {
         let me = env.hart();
         // Whoever finds a hart idle claims it, so that two vCPUs made ready rouse two harts.
@@ -130,8 +132,8 @@ impl Gnomon {
         }
     }
 
-    /// What an attempt to reach guest memory comes to that was not resolved. If it is about to fill 2 MiB with zeroes, and few are
-    /// left that were made ahead, a hart that is idle goes on to make some.
+    /// Converts the reason why an attempt to reach guest memory was not resolved. If it is about to fill 2 MiB with
+    /// zeroes, and few are left that were made ahead, a hart that is idle goes on to make some.
     #[cold]
     #[inline(never)]
     pub(crate) fn unresolved<E: Env>(&self, why: Unresolved, env: &mut E) -> Unresolved<Unreachable> {
@@ -143,7 +145,8 @@ impl Gnomon {
         why.map(Unreachable::from)
     }
 
-    /// Memory is short: gives back the frames that are taken for what is done in the background. Returns whether there were some.
+    /// Gives back the frames that are taken for work in the background, because memory is short. Returns whether there
+    /// were some.
     pub(crate) fn give_back_ahead(&self, frames: &Frames) -> bool {
         let stops_moving = |vm: Arc<Vm>| {
             let mut guard = vm.memory.lock();
@@ -153,8 +156,8 @@ impl Gnomon {
         self.promoter.give_back(frames) || self.vms.all().any(stops_moving)
     }
 
-    /// This hart has nothing to do: says so first, and looks again then, so that no wake-up falls between; waits if there is still
-    /// nothing.
+    /// Waits when this hart has nothing to do. The hart announces that first, and looks again then, so that no wake-up
+    /// falls between; it waits if there is still nothing.
     pub fn rest<E: Env>(&self, env: &mut E, wait: impl FnOnce(&mut E)) {
         let idle = &self.harts[env.hart()].idle;
         idle.store(true, Ordering::SeqCst);
@@ -176,7 +179,7 @@ impl Gnomon {
         }
     }
 
-    /// Whether all VMs have ended.
+    /// Returns whether all VMs have ended.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.vms.is_empty()

@@ -1,7 +1,7 @@
-//! Slots: places for what comes and goes, each used again when its tenant has left.
+//! Slots: a fixed number of places, each of which is used again when its tenant has left.
 //!
-//! A tenant is named by a [`Handle`]. Its slot is soon another's; its number never is. So whoever still has the handle of one
-//! that has left finds nobody, and not the tenant that came after it.
+//! A tenant is named by a [`Handle`]. Its slot is soon used by another tenant; its number never is. So the handle of a
+//! tenant that has left finds nothing, rather than the tenant that came after it.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicUsize;
@@ -25,7 +25,7 @@ pub struct Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// So many slots, all free.
+    /// Makes `count` slots, all free.
     #[must_use]
     pub fn new(count: usize) -> Self {
         let mut slots = Vec::new();
@@ -56,7 +56,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Does something with whoever is in a slot.
+    /// Calls `act` on the tenant of a slot.
     pub fn at<R>(&self, slot: usize, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         self.slots.get(slot)?.lock().as_mut().map(|(_, tenant)| act(tenant))
     }
@@ -74,7 +74,7 @@ impl<T> Slots<T> {
         Some(tenant)
     }
 
-    /// How many slots were taken at a time, at most.
+    /// Returns the largest number of slots that were taken at a time.
     #[must_use]
     pub fn most(&self) -> usize {
         self.most.load(SeqCst)

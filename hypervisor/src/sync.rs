@@ -1,5 +1,6 @@
-//! By what harts share memory: atomics and locks. With the feature `model` they are those of a model checker (shuttle), which decides
-//! at each of them who goes on: `tests/models` runs harts by it. Counters are none of these: nobody goes by what they say.
+//! The atomics and locks by which harts share memory. With the feature `model` they are those of a model checker
+//! (shuttle), which decides at each of them which thread goes on: `tests/models` runs harts by it. Counters are none of
+//! these: no hart's behaviour depends on them.
 
 pub use mmu::sync::atomic;
 #[cfg(feature = "model")]
@@ -15,11 +16,11 @@ mod model {
     #[derive(Debug, Default)]
     pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-    /// The same: who waits longest does not go first.
+    /// A [`Mutex`] in place of the ticket lock: the one that waits longest does not go first.
     pub type TicketMutex<T> = Mutex<T>;
 
     impl<T> Mutex<T> {
-        /// A free one.
+        /// Makes a free lock.
         pub const fn new(value: T) -> Self {
             Self(shuttle::sync::Mutex::new(value))
         }

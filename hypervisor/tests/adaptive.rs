@@ -1,4 +1,4 @@
-//! Guests that are nested and steered by turns: looks at them, and what they write to `satp`.
+//! Guests that are behind the G-stage and steered by turns: looks at them, and their writes of `satp`.
 
 use crate::fake::{self, Event, World, shadow_world};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
@@ -20,7 +20,8 @@ const INTERVAL: u64 = 1000;
 /// Between two looks for stuck guests.
 const SECOND: u64 = 10_000_000;
 
-/// A guest that is nested, with paging on, and RAM mapped one to one. It is looked at each 100 microseconds.
+/// Makes a guest that is behind the G-stage, with paging on, and RAM mapped one to one. It is looked at each 100
+/// microseconds.
 fn nested(settings: &[&str]) -> World {
     let mut w = shadow_world(MmuMode::Adaptive, 1);
     settings.iter().chain(&["adapt-look=100"]).for_each(|set| w.g.tunables.set(set).expect("a tunable"));
@@ -35,7 +36,7 @@ fn nested(settings: &[&str]) -> World {
     w
 }
 
-/// Lets time pass until the next look, and has it made. Says whether the vCPU goes on nested.
+/// Lets time pass until the next look, and has it made. Returns whether the vCPU continues behind the G-stage.
 fn look(w: &mut World) -> bool {
     w.hart.time = w.hart.time.max(w.run.watch.due());
     let now = w.hart.time;
@@ -106,8 +107,8 @@ fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
     assert!(!look(&mut w), "it is known to cost little");
 }
 
-/// The lane has done so many fences of a steered guest's pages, and one more comes to Gnomon. Whether it is in
-/// just so many ticks that what the root costs is looked at then.
+/// Makes the lane do so many fences of a steered guest's pages, and one more come to Gnomon. Returns a check that the
+/// cost of the root is looked at in just so many ticks.
 fn fences(w: &mut World, many: u64) -> impl Fn(u64) -> bool + use<> {
     /// `sfence.vma a0, zero`.
     const FENCE: u64 = 0x1200_0073 | 10 << 15;
@@ -119,7 +120,7 @@ fn fences(w: &mut World, many: u64) -> impl Fn(u64) -> bool + use<> {
     move |ticks| watch.is_for(Concern::Root, now + ticks) && !watch.is_for(Concern::Root, now + ticks - 1)
 }
 
-/// The same as [`look`], if it is one for what the root costs.
+/// Like [`look`], for a look that is about the root's cost.
 fn look_at_root(w: &mut World) -> bool {
     while !w.run.watch.is_for(Concern::Root, w.run.watch.due()) {
         look(w);
@@ -127,7 +128,7 @@ fn look_at_root(w: &mut World) -> bool {
     look(w)
 }
 
-/// A guest that is steered, in a root that was found to cost little, and is looked at every 50 milliseconds.
+/// Makes a guest that is steered, in a root that was found to cost little, and is looked at every 50 milliseconds.
 fn steered() -> World {
     let mut w = nested(&[]);
     assert!((0..8).any(|_| !look(&mut w)), "it is not tried");

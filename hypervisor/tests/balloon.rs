@@ -11,7 +11,7 @@ use hypervisor::device::offer::GuestTimer;
 use hypervisor::io::serial::{Output, Reach};
 use rv::Addr;
 
-/// Where the registers are.
+/// The address of the registers.
 const DEVICE: u64 = 0x1000_1000;
 const INFLATE: usize = 0;
 const REPORT: usize = 2;

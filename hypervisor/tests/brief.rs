@@ -36,7 +36,7 @@ const fn sfence(rs1: u64, rs2: u64) -> u64 {
     0x1200_0073 | rs2 << 20 | rs1 << 15
 }
 
-/// A guest with two roots, in the first of them.
+/// Makes a guest with two roots, in the first of them.
 fn paging(mode: MmuMode) -> World {
     let mut w = shadow_world(mode, 1);
     for root in ROOTS {
@@ -60,7 +60,7 @@ fn write_satp(w: &mut World, n: usize) {
     assert_eq!(w.long_exit(exit(VIRTUAL, satp(0, 5))), Outcome::Resume);
 }
 
-/// What the guest, and other harts, see after an exit.
+/// Returns the state that the guest, and other harts, see after an exit.
 fn seen(w: &World) -> impl PartialEq + std::fmt::Debug + use<> {
     let (run, shared) = (&w.run, &w.run.shared);
     let counted: Vec<_> = shared.counters.each().filter(|(name, _)| !name.starts_with("lane.")).collect();

@@ -14,7 +14,7 @@ const ROOT: u64 = GUEST_RAM_BASE >> 12;
 const SV39: u64 = 8 << 60;
 /// `csrw satp, a0`.
 const WRITE_SATP: u64 = 0x1805_1073;
-/// Where the user pages are, by their addresses and in RAM.
+/// The place of the user pages, by their addresses and in RAM.
 const THERE: u64 = 3 << 30;
 const DATA: u64 = ROOT + 1024;
 /// A millisecond of the timebase, and the time between two looks for stuck guests.
@@ -32,12 +32,12 @@ fn read(w: &mut World, gpa: u64) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Where word `n` of a page is.
+/// Returns the address of word `n` of a page.
 const fn word(page: u64, n: u64) -> u64 {
     (page << 12) + 8 * n
 }
 
-/// The page that the `n`th user page is.
+/// Returns the address of the `n`th user page.
 const fn page(n: u64) -> u64 {
     DATA + n * 387 % 512
 }
@@ -79,7 +79,8 @@ fn pass(w: &mut World, milliseconds: u64) {
     w.hart.time = end;
 }
 
-/// How often one leaf came to stand for pages, how often it did no more, and how many pages were moved.
+/// Returns the number of times that one leaf came to stand for pages, the number of times that it was split, and the
+/// number of pages that were moved.
 fn counts(w: &World) -> [u64; 3] {
     let c = w.run.vm.translation.counters(&w.run.vm).expect("shadow tables have some");
     [c.coalesced, c.coalesced_split, c.moved]

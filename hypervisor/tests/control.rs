@@ -1,4 +1,4 @@
-//! The control channel's end in Gnomon: what it answers, and what it makes of what nobody should send.
+//! Tests of the control channel's end in Gnomon: its answers, and its handling of malformed frames.
 
 use crate::fake::{self, Hart, World, machine, park, start_due, vm_config, world};
 use abi::bundle::VmConfig;
@@ -50,7 +50,7 @@ impl Wire {
         self.0.lock().unwrap().0.extend(bytes.chunks(piece).map(<[u8]>::to_vec));
     }
 
-    /// What was answered since the last time.
+    /// Returns the answers since the last time.
     fn answers(&self) -> Vec<(u32, Answer)> {
         let bytes = std::mem::take(&mut self.0.lock().unwrap().1);
         let (mut reader, mut rest) = (Reader::new(MOST_ANSWER_BYTES), bytes.as_slice());
@@ -117,7 +117,7 @@ fn vms_are_told_of_through_their_lives() {
     assert!(counters.is_sorted() && counters.iter().any(|(name, _)| name == "exits.total"));
 }
 
-/// A vCPU of a VM that is paused.
+/// Makes a vCPU of a VM that is paused.
 fn paused() -> (World, Wire) {
     let mut w = world(1, GuestTimer::Sstc);
     let wire = with_line(&mut w.g);

@@ -49,7 +49,7 @@ impl Rig {
         assert!(matches!(&answer, Answer::Refused(why) if why.contains(part)), "{answer:?}");
     }
 
-    /// As the vCPU's hart does when it finds that it is to pause.
+    /// Puts the vCPU aside, like its hart when it finds that it is to pause.
     fn leave(&mut self) {
         let other = world(1, GuestTimer::Sstc).run;
         let run: Box<VcpuRun> = std::mem::replace(&mut self.w.run, other);
@@ -57,7 +57,7 @@ impl Rig {
         put_aside(&self.w.g, run, &mut self.w.hart);
     }
 
-    /// As a hart does that takes it.
+    /// Takes the vCPU, like a hart that schedules it.
     fn come(&mut self) {
         self.w.run = self.w.g.sched.take(0).expect("it goes on");
     }

@@ -22,7 +22,7 @@ fn world_with_disk(mmu: MmuMode) -> World {
     driver::world(VmConfig { mmu: Some(mmu), disks: vec![DISK], ..vm_config("vm", 2) })
 }
 
-/// The driver starts, and asks for 8 KiB from the third sector on: to read them (type 0), or to write them (1).
+/// Starts the driver, and asks for 8 KiB from the third sector on: to read them (type 0), or to write them (1).
 fn ask(w: &mut World, kind: u64) {
     write(w, HEADER, [kind, 3].map(u64::to_le_bytes).as_flattened());
     write(w, STATUS, &[0xee]);
@@ -30,7 +30,7 @@ fn ask(w: &mut World, kind: u64) {
     driver::ask(w, DEVICE, &[(HEADER, 16, 1), (DATA, 8192, 1 | write_flag), (STATUS, 1, 2)]);
 }
 
-/// The disk finishes what it has, and interrupts.
+/// Makes the disk finish its requests, and interrupt.
 fn interrupt(w: &mut World) {
     platters(DISK).lock().unwrap().finish();
     let port = w.g.offer.disks.get(DISK).expect("the machine has it").clone();

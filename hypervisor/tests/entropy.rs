@@ -16,7 +16,7 @@ fn config() -> VmConfig {
     VmConfig { rng: true, ..vm_config("vm", 2) }
 }
 
-/// The driver starts, and asks for 32 bytes.
+/// Starts the driver, and asks for 32 bytes.
 fn ask(w: &mut World) {
     write(w, DATA, &[0xee; 33]);
     driver::ask(w, DEVICE, &[(DATA, 32, 2)]);

@@ -140,7 +140,7 @@ fn guest_tables_in_a_hole_fault_with_the_original_access() {
     assert_eq!(w.run.shared.counters.mmio_uart.get(), 0);
 }
 
-/// A guest at its handler at `HANDLER`, after a fetch fault there; without paging, and nothing is there.
+/// Makes a guest at its handler at `HANDLER`, after a fetch fault there; without paging, and without memory there.
 fn at_its_handler(from: Mode) -> World {
     let mut w = nested();
     w.hart.regs.vstvec = HANDLER;
@@ -334,7 +334,7 @@ fn a_virtual_instruction_without_tval_is_read_from_memory() {
     assert_eq!(w.exit(VIRTUAL, 0, 0, 0), Outcome::Yield);
 }
 
-/// A machine whose guest runs in S mode.
+/// Makes a machine whose guest runs in S mode.
 fn supervisor() -> World {
     let mut w = nested();
     // Its memory stays that of a nested VM: what is tested here does not depend on it.

@@ -138,7 +138,7 @@ fn an_end_overrides_a_restart_that_is_not_done() {
     assert_eq!(*vm.phase.lock(), Phase::Ended);
 }
 
-/// A VM of many pages, one vCPU of which is about to be parked.
+/// Makes a VM of many pages, one vCPU of which is about to be parked.
 fn with_many_pages(mmu: MmuMode) -> fake::World {
     let mut w = fake::world_of(VmConfig { superpages: false, mmu: Some(mmu), ..vm_config("vm", 1) }, GuestTimer::Sstc);
     for page in 0..1500 {
@@ -488,7 +488,7 @@ fn a_shadowed_vm_gives_all_back_at_its_end_and_at_a_reboot() {
     }
 }
 
-/// What a hart does with a vCPU that it finds asked to pause.
+/// Does the work of a hart with a vCPU that it finds asked to pause.
 fn leave_for_pause(g: &Gnomon, run: Box<VcpuRun>, hart: &mut fake::Hart) {
     assert_ne!(run.shared.posted.swap(0, Ordering::SeqCst) & request::PAUSE, 0);
     g.sched.stopped();

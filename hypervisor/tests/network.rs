@@ -14,7 +14,7 @@ use hypervisor::vm::{Departure, Vm};
 use rv::Addr;
 use std::sync::Arc;
 
-/// Where the card's registers are.
+/// The address of the card's registers.
 const DEVICE: u64 = 0x1000_9000;
 const SOURCE: u32 = 9;
 const RECEIVE: u64 = 0;
@@ -29,7 +29,7 @@ fn ring(queue: u64) -> u64 {
     GUEST_RAM_BASE + 0x1000 * queue
 }
 
-/// Where a queue's one buffer is.
+/// Returns the address of a queue's one buffer.
 fn buffer(queue: u64) -> u64 {
     GUEST_RAM_BASE + 0x4000 + 0x1800 * queue
 }

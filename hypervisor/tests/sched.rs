@@ -9,7 +9,7 @@ use rv::BriefCauses;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// So many vCPUs of one VM, ready since times 0, 1, ... in the queues of so many harts.
+/// Returns so many vCPUs of one VM, ready since times 0, 1, ... in the queues of so many harts.
 fn ready(vcpus: u32, harts: usize) -> (Sched, Vec<Arc<Vcpu>>) {
     let (g, mut hart) = machine(vec![], harts, GuestTimer::Sstc);
     let sched = Sched::new(harts);

@@ -39,7 +39,7 @@ fn input_waits_for_the_guest_and_none_is_lost() {
     assert_eq!(read, typed);
 }
 
-/// A line that nobody reads: who prints on it waits, and goes on when somebody does.
+/// A guest that prints on a line without a reader waits, and goes on when the line is read.
 #[test]
 fn a_guest_that_prints_too_much_waits_until_there_is_room() {
     const STORE: u64 = 23;

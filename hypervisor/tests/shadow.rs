@@ -21,12 +21,12 @@ const SV39: u64 = 8 << 60;
 const A0: usize = 10;
 const A1: usize = 11;
 
-/// CSR instructions on `satp`: funct3, the source in rs1, a1 in rd.
+/// Encodes CSR instructions on `satp`: funct3, the source in rs1, a1 in rd.
 const fn satp(funct3: u64, source: u64) -> u64 {
     0x180 << 20 | source << 15 | funct3 << 12 | (A1 as u64) << 7 | 0x73
 }
 
-/// `sfence.vma` with these registers.
+/// Encodes `sfence.vma` with these registers.
 const fn sfence(rs1: u64, rs2: u64) -> u64 {
     0x1200_0073 | rs2 << 20 | rs1 << 15
 }
@@ -43,7 +43,7 @@ fn read(w: &mut World, gpa: u64) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A guest with paging on, and RAM mapped one to one.
+/// Makes a guest with paging on, and RAM mapped one to one.
 fn paging(mode: MmuMode) -> World {
     let mut w = shadow_world(mode, 1);
     write(&mut w, GUEST_RAM_BASE + 16, ROOT << 10 | 0xcf);
@@ -187,7 +187,8 @@ fn stores_to_protected_tables_are_emulated_where_they_can_be() {
     }
 }
 
-/// A world whose vCPU has just stored to the UART at `ALIAS`, by `sb a1, 0(a0)` at its entry, and is about to do so again.
+/// Makes a world whose vCPU has just stored to the UART at `ALIAS`, by `sb a1, 0(a0)` at its entry, and is about to do
+/// so again.
 fn after_a_byte(tinst: u64) -> (World, Exit) {
     let mut w = paging(MmuMode::Lazy);
     // A gigapage over the first GiB: the UART, one to one.
@@ -205,7 +206,7 @@ fn after_a_byte(tinst: u64) -> (World, Exit) {
 }
 
 const SB: u64 = 0x00b5_0023;
-/// The same, transformed.
+/// [`SB`], transformed.
 const SB_TRANSFORMED: u64 = 0x00b0_0023;
 
 #[test]
@@ -335,7 +336,7 @@ fn no_exit_panics() {
     }
 }
 
-/// The guest's values of `satp` for which its lane may change roots.
+/// Returns the guest's values of `satp` for which its lane may change roots.
 fn known_to_lane(w: &mut World) -> Vec<u64> {
     let asids = [5, 6].map(|asid| SV39 | asid << 44 | ROOT);
     let keys: Vec<u64> = w.run.shadow.views.lane_roots().iter().map(LaneRoot::key).collect();
@@ -365,7 +366,7 @@ fn the_lane_loads_no_asid_that_may_be_others_by_now() {
     }
 }
 
-/// Tables that map `va` by a leaf of 4 KiB, and an access there.
+/// Makes tables that map `va` by a leaf of 4 KiB, and an access there.
 fn touched(w: &mut World, va: u64) {
     write(w, GUEST_RAM_BASE + 8, (ROOT + 1) << 10 | 1);
     write(w, GUEST_RAM_BASE + 0x1000, (ROOT + 2) << 10 | 1);

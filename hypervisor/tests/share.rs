@@ -24,14 +24,14 @@ fn world_with_share(mmu: MmuMode) -> World {
     driver::world(VmConfig { mmu: Some(mmu), ..config("vm", 2) })
 }
 
-/// The driver starts, and sends a message of 11 bytes with that tag.
+/// Starts the driver, and sends a message of 11 bytes with that tag.
 fn ask(w: &mut World, tag: u8) {
     write(w, MESSAGE, &[11, 0, 0, 0, 120, tag, 0, 1, 0, 0, 0]);
     write(w, ANSWER, &[0xee; 8]);
     driver::ask(w, DEVICE, &[(MESSAGE, 11, 1), (ANSWER, 64, 2)]);
 }
 
-/// The host answers what it has, and interrupts.
+/// Makes the host answer its messages, and interrupt.
 fn interrupt(w: &mut World) {
     server(SHARE).lock().unwrap().answer();
     let port = w.g.offer.shares.get(SHARE).expect("the machine has it").clone();

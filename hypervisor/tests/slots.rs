@@ -33,7 +33,7 @@ fn start_vcpu(g: &Gnomon, run: &mut VcpuRun, id: u32, hart: &mut Hart) {
     assert_eq!(run.context.x[10], 0);
 }
 
-/// The hart that has a vCPU finds that it is to be parked.
+/// Parks a vCPU, like the hart that has it and finds that it is to be parked.
 fn give_up(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     g.sched.stopped();
     park(g, run, hart);
@@ -111,7 +111,7 @@ fn what_is_told_of_a_vm_outlives_it() {
     end(&g, b, &mut hart);
 }
 
-/// Someone remembers a VM and acts on it when it is gone and another has its slot.
+/// A handle of a VM that is gone is used when another VM has its slot.
 #[test]
 fn a_vm_that_is_gone_is_not_taken_for_the_next_in_its_slot() {
     let (g, mut hart) = machine(vec![], 1, GuestTimer::Sstc);

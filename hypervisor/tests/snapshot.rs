@@ -42,7 +42,7 @@ fn begin(g: &Gnomon, hart: &mut Hart) -> Saving {
     }
 }
 
-/// What of a VM is not zero, and its state.
+/// The state of a VM, and those of its pages that are not zero.
 type Taken = (State, Vec<(u64, Vec<u8>)>);
 
 fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
@@ -66,7 +66,7 @@ fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
     (State::decode(&state).expect("a state"), pages)
 }
 
-/// A vCPU leaves its hart for a pause, as its hart does it.
+/// Makes a vCPU leave its hart for a pause, like its hart.
 fn leave(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     assert_ne!(run.shared.posted.fetch_and(!request::PAUSE, Ordering::SeqCst) & request::PAUSE, 0);
     g.sched.stopped();
@@ -76,7 +76,7 @@ fn leave(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
 const HANDLER: u64 = 0x8020_0400;
 const PAGES: [u64; 4] = [0, 3, 0x200, 0x7ff];
 
-/// A guest in the midst of something, whose two vCPUs run; the third is stopped.
+/// Makes a guest in the midst of something, whose two vCPUs run; the third is stopped.
 fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
     let config = VmConfig { mmu, svvptc: false, segments: Vec::new(), balloon_bytes: Some(0), ..vm_config("vm", 3) };
     let mut w = world_of(config, timer);
@@ -128,7 +128,7 @@ fn snapshot_of(w: World) -> (Gnomon, Hart, Taken, Saving) {
     (g, hart, taken, saving)
 }
 
-/// A machine on which that goes on.
+/// Makes a machine on which that goes on.
 fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: GuestMode) -> (Gnomon, Hart) {
     let (state, pages) = taken;
     let segment = |(n, (page, _)): (usize, &(u64, Vec<u8>))| Segment {
@@ -289,7 +289,7 @@ fn devices_of_a_vm_that_is_given_out_stand_still() {
     assert_eq!(vm.devices.lock().uart.sending(), b"");
 }
 
-/// What is said of a VM that is to go on from a state that was changed.
+/// Returns the message that refuses a VM that is to go on from a state that was changed.
 fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String {
     let mut state = taken.0.clone();
     let mut config = VmConfig { balloon_bytes: Some(0), segments: Vec::new(), ..vm_config("vm", 3) };
@@ -302,7 +302,7 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
     printed()
 }
 
-/// Its second vCPU's kernel shares a page: its GPA, places, and whether changes need no fence.
+/// Makes the second vCPU's kernel share a page: its GPA, places, and whether changes need no fence.
 fn share(state: &mut State, (at, places, is_tagged): (u64, u32, bool)) {
     state.vcpus[1].root_cache = Some(RootCacheState { at, places, is_tagged });
 }

@@ -16,7 +16,7 @@ const STORE: u64 = Exception::StoreAccess as u64;
 const FETCH_DENIED: u64 = Exception::FetchGuestPage as u64;
 const LOAD_DENIED: u64 = Exception::LoadGuestPage as u64;
 const STORE_DENIED: u64 = Exception::StoreGuestPage as u64;
-/// Where poison leads, as such a trap says.
+/// The address that poison leads to, as such a trap reports it.
 const POISON: u64 = 1 << 55;
 const LOAD_PAGE: u64 = Exception::LoadPage as u64;
 /// The guest's root: the first page of RAM. Its entry 0 is a gigapage over the devices, its entry 2 one over RAM.
@@ -126,7 +126,7 @@ fn hypervisor_counters(w: &World) -> u64 {
     synced.expect("it is counted").1
 }
 
-/// A guest that is about to send bytes by the UART.
+/// Makes a guest that is about to send bytes by the UART.
 fn sender() -> World {
     let mut w = steered();
     write(&mut w, GUEST_ENTRY, [SB as u32; 4].map(u32::to_le_bytes).as_flattened());

@@ -1,4 +1,4 @@
-//! What a new part takes: here each is one file, with one line that names it.
+//! New parts as an extension would add them: here each is one file, with one line that names it.
 
 use crate::fake::{self, World, start_due, vm_config};
 use abi::bundle::VmConfig;

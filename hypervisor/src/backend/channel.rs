@@ -10,17 +10,17 @@ use alloc::vec::Vec;
 
 /// A device of the host's by which bytes come and go.
 pub trait Line: Send {
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: input after this interrupts anew.
     fn acknowledge(&mut self);
     /// Takes a piece of what has come, some KiB at most; returns whether there was any.
     fn receive(&mut self, into: &mut Vec<u8>) -> bool;
-    /// Whether there is another piece.
+    /// Returns whether there is another piece.
     fn has_more(&mut self) -> bool;
-    /// Sends a frame, and waits for nobody: if what was sent before is not read yet, it is lost.
+    /// Sends a frame without waiting: if the frame before is not read yet, it is lost.
     fn send(&mut self, frame: Vec<u8>);
 }
 
-/// The channel. Without a line nobody ever asks.
+/// The channel. Without a line it is never used.
 #[derive(Default)]
 pub struct Channel {
     end: Mutex<Option<End>>,
@@ -31,14 +31,14 @@ pub struct Channel {
 struct End {
     line: Box<dyn Line>,
     reader: Reader,
-    /// What has come last.
+    /// The last piece that came.
     piece: Vec<u8>,
-    /// How much of it was looked at.
+    /// The number of its bytes that were read.
     done: usize,
 }
 
 impl End {
-    /// The next frame, from no more than one piece.
+    /// Returns the next frame, from no more than one piece.
     fn next(&mut self) -> Option<Result<Vec<u8>, Bad>> {
         if self.done == self.piece.len() {
             self.piece.clear();
@@ -55,21 +55,21 @@ impl End {
 }
 
 impl Channel {
-    /// The channel at that line.
+    /// Makes the channel at that line.
     #[must_use]
     pub fn new(line: Option<Box<dyn Line>>) -> Self {
         let end = |line| End { line, reader: Reader::new(MOST_REQUEST_BYTES), piece: Vec::new(), done: 0 };
         Self { end: Mutex::new(line.map(end)), is_due: AtomicBool::new(false) }
     }
 
-    /// Whether there is more to be answered, and no interrupt says so.
+    /// Returns whether there is more to be answered that no interrupt announces.
     #[inline]
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.is_due.load(SeqCst)
     }
 
-    /// The next frame that has come, if there is one. What is behind it waits.
+    /// Returns the next frame that has come, if there is one. Input behind it waits.
     pub fn next(&self) -> Option<Result<Vec<u8>, Bad>> {
         let mut end = self.end.lock();
         let end = end.as_mut()?;

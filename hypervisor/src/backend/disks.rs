@@ -15,47 +15,47 @@ pub const MOST_FLYING: usize = 64;
 /// Most bytes that are lent for one request.
 pub const MOST_LENT: usize = 1 << 20;
 
-/// As many requests in flight are so many that nobody waits for one of them alone.
+/// The number of requests in flight from which on no guest waits for one of them alone.
 const BUSY: usize = 4;
-/// Requests of an earlier life whose end is looked after at once.
+/// The number of requests of an earlier life whose end is handled at once.
 const AT_ONCE: usize = 8;
 
 /// The device has not done what it was asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoError;
 
-/// What a disk is asked to do.
+/// An operation of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// To read sectors.
+    /// Reads sectors.
     Read,
-    /// To write them.
+    /// Writes sectors.
     Write,
-    /// To make what it has written last.
+    /// Makes written data durable.
     Flush,
-    /// To drop what sectors hold: whatever they read as afterwards.
+    /// Drops the content of sectors: they may read as anything afterwards.
     Discard,
-    /// To make sectors read as zero, and keep their place on the medium.
+    /// Makes sectors read as zero, and keeps their place on the medium.
     Zero,
-    /// To make them read as zero, and give their place back if that can be.
+    /// Makes sectors read as zero, and gives their place back if that can be.
     ZeroUnmap,
 }
 
 impl Operation {
-    /// Whether there is data that goes through units.
+    /// Returns whether there is data that goes through units.
     #[must_use]
     pub const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
 
-    /// Whether the disk is another one afterwards.
+    /// Returns whether the operation changes the disk.
     #[must_use]
     pub const fn changes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::Zero | Self::ZeroUnmap)
     }
 }
 
-/// How a device clears sectors without data that is written there.
+/// The ways in which a device clears sectors without data that is written there.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Clears {
     /// Most sectors of an [`Operation::Discard`]; 0 if it knows none.
@@ -64,12 +64,12 @@ pub struct Clears {
     pub alignment: u32,
     /// Most sectors of an [`Operation::Zero`] or [`Operation::ZeroUnmap`]; 0 if it knows none.
     pub most_zeroed: u32,
-    /// Whether [`Operation::ZeroUnmap`] may give something back.
+    /// Set if [`Operation::ZeroUnmap`] may give something back.
     pub may_unmap: bool,
 }
 
 impl Clears {
-    /// Most sectors that may be meant at a time; `None` if the device does not know the operation.
+    /// Returns the most sectors of an operation; `None` if the device does not know it.
     #[must_use]
     pub fn most(&self, operation: Operation) -> Option<u32> {
         let most = if operation == Operation::Discard { self.most_discarded } else { self.most_zeroed };
@@ -80,13 +80,13 @@ impl Clears {
 /// A request to the host's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// What is to be done.
+    /// The operation.
     pub operation: Operation,
     /// The first sector.
     pub sector: u64,
-    /// Where the data is, or is to be.
+    /// The units of the data.
     pub units: Units,
-    /// How many bytes are meant: whole sectors, none for [`Operation::Flush`]. They lie in the units if there is
+    /// The length in bytes: whole sectors, none for [`Operation::Flush`]. They lie in the units if there is
     /// [data](Operation::has_data).
     pub bytes: usize,
 }
@@ -99,15 +99,15 @@ impl Request for Asked {
 
 /// A block device of the host's.
 pub trait HostDisk: HostDevice<Asked = Asked, Outcome = Result<(), IoError>> {
-    /// How many sectors it has.
+    /// Returns the number of sectors.
     fn sectors(&self) -> u64;
-    /// Whether nothing can be written.
+    /// Returns whether the disk cannot be written.
     fn is_read_only(&self) -> bool;
-    /// Whether it may hold back what was written until it is flushed.
+    /// Returns whether the disk may hold back written data until it is flushed.
     fn has_cache(&self) -> bool;
-    /// What it can clear. A disk that is read-only is not asked to.
+    /// Returns the ways in which it can clear sectors. A disk that is read-only is not asked to.
     fn clears(&self) -> Clears;
-    /// Most pieces of RAM that it reads for one request: 1 or more.
+    /// Returns the most pieces of RAM that it reads for one request: 1 or more.
     fn most_pieces(&self) -> usize;
     /// Begins to write what is lent, from that sector on: whole sectors, one or more. The loan ends when that is finished.
     ///
@@ -120,7 +120,7 @@ pub trait HostDisk: HostDevice<Asked = Asked, Outcome = Result<(), IoError>> {
 pub type Port = port::Port<dyn HostDisk>;
 
 impl Port {
-    /// A disk that nobody has yet.
+    /// Makes a port for a disk, without a user.
     #[must_use]
     pub fn new(device: Box<dyn HostDisk>) -> Self {
         Self::of(device, MOST_FLYING)
@@ -140,19 +140,20 @@ impl Port {
         self.begin_by(|device| device.begin_lent(sector, loan), (Units::NONE, lent), tag)
     }
 
-    /// Whether it is worth while to look after several requests at once, a moment later: so many are in flight, or its user says so.
+    /// Returns whether several requests are better served at once, a moment later: enough are in flight, or the port's
+    /// user says so.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
         self.flying() >= BUSY || self.gathers
     }
 
-    /// Its user finds that several are better looked after at once; or that they are not.
+    /// Sets whether the user finds that several requests are better served at once.
     pub const fn set_gathering(&mut self, gathers: bool) {
         self.gathers = gathers;
     }
 
-    /// The device has interrupted. Says whether what it has finished is to be looked after now; else it is in a moment, and until then
-    /// the device does not interrupt again.
+    /// Handles the device's interrupt. Returns whether the finished requests are to be handled now; otherwise they are
+    /// in a moment, and until then the device does not interrupt again.
     pub fn attend(&mut self) -> bool {
         // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after. The end of
         // what was lent takes its time: what is left has an exit of its own, for the device goes on to interrupt.
@@ -172,7 +173,7 @@ impl Port {
 pub type Disks = port::Ports<dyn HostDisk>;
 
 impl Disks {
-    /// Those, each with its number.
+    /// Makes the disks, each with its number.
     #[must_use]
     pub fn new(disks: impl IntoIterator<Item = (u32, Box<dyn HostDisk>)>) -> Self {
         Self::of(disks.into_iter().map(|(number, device)| (number, Port::new(device))))

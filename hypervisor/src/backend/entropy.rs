@@ -1,7 +1,7 @@
 //! Random bytes of the host's for guests, by a device of the host's.
 //!
-//! The device is asked for a *piece* at a time, each for one guest, which alone ever sees it. Guests that want one wait in the order in which they
-//! came, each for one at most: so no guest's thirst keeps another from its piece for longer than one for each that there is.
+//! The device is asked for a *piece* at a time, each for one guest, which alone ever sees it. Guests that want one wait
+//! in the order in which they came, each for one at most: so a guest waits for at most one piece of each other guest.
 
 use crate::slots::Handle;
 use crate::sync::Mutex;
@@ -18,9 +18,10 @@ pub const PIECE: usize = 64;
 pub trait HostEntropy: Send {
     /// Asks for a piece, if none was asked for that has not come.
     fn ask(&mut self);
-    /// The piece that has come since the last time, if any: how many bytes of `into` it has filled.
+    /// Takes the piece that has come since the last time, if any: returns the number of bytes of `into` that it has
+    /// filled.
     fn take(&mut self, into: &mut [u8; PIECE]) -> Option<usize>;
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: a piece after this interrupts anew.
     fn acknowledge(&mut self);
 }
 
@@ -32,7 +33,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.count]
@@ -40,13 +41,13 @@ impl Piece {
 }
 
 impl fmt::Debug for Piece {
-    /// What they are is nobody else's affair.
+    /// Shows the count only: the bytes are secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Piece").field("count", &self.count).finish_non_exhaustive()
     }
 }
 
-/// Who may ask.
+/// A member, which may ask for bytes.
 #[derive(Debug)]
 struct Member {
     id: u64,
@@ -58,9 +59,9 @@ struct Member {
 pub struct Source {
     device: Box<dyn HostEntropy>,
     members: Vec<Member>,
-    /// How many there ever were.
+    /// The number of members that there ever were.
     joined: u64,
-    /// Those who wait for a piece. The device was asked for the first one's.
+    /// The members that wait for a piece. The device was asked for the first one's.
     waiting: VecDeque<u64>,
 }
 
@@ -71,7 +72,7 @@ impl fmt::Debug for Source {
 }
 
 impl Source {
-    /// The source that this device is.
+    /// Makes a source from a device.
     #[must_use]
     pub fn new(device: Box<dyn HostEntropy>) -> Self {
         Self { device, members: Vec::new(), joined: 0, waiting: VecDeque::new() }
@@ -81,7 +82,7 @@ impl Source {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
-    /// The device has interrupted. Returns whose piece has come.
+    /// Handles the device's interrupt. Returns the VM whose piece has come.
     pub fn attend(&mut self) -> Option<Handle> {
         self.device.acknowledge();
         let mut bytes = [0; PIECE];
@@ -105,7 +106,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// A new one.
+    /// Makes a new place at a source.
     #[must_use]
     pub fn at(source: &Arc<Mutex<Source>>) -> Self {
         let mut locked = source.lock();
@@ -116,7 +117,7 @@ impl Place {
         Self { source: Arc::clone(source), id }
     }
 
-    /// Whose it is from now on.
+    /// Sets the user.
     pub fn set_user(&self, user: Handle) {
         self.source.lock().member(self.id).into_iter().for_each(|member| member.user = Some(user));
     }
@@ -130,13 +131,13 @@ impl Place {
         }
     }
 
-    /// The piece that was asked for, if it has come.
+    /// Takes the piece that was asked for, if it has come.
     #[must_use]
     pub fn take(&self) -> Option<Piece> {
         self.source.lock().member(self.id)?.piece.take()
     }
 
-    /// Wants none any more.
+    /// Withdraws the request for a piece.
     pub fn forget(&self) {
         let mut source = self.source.lock();
         source.waiting.retain(|id| *id != self.id);

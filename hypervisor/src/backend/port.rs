@@ -1,18 +1,19 @@
-//! Ports, by which guests reach devices of the host's: [disks](crate::backend::disks), [shares](crate::backend::shares).
+//! Ports, by which guests reach devices of the host's: [disks](crate::backend::disks),
+//! [shares](crate::backend::shares).
 //!
 //! ```text
 //!  guest's memory ◄── copied ──► units of the port's buffer ◄── the host's device ──► its file
 //!     the VM's                    Gnomon's own, for ever
 //! ```
 //!
-//! What the host's device writes is never a guest's memory, nor is what it reads, but for what a guest has [lent](mmu::frames::Loan) to a
-//! disk: it is a *buffer* that belongs to the *port* from the start
-//! of the machine to its end. So whatever becomes of a VM while a request of its is in flight, the device writes where nobody else
-//! is. A port is one VM's, and so what is left in its buffer is nobody else's either.
+//! The host's device never writes a guest's memory, and it reads none except memory that a guest has
+//! [lent](mmu::frames::Loan) to a disk. It uses a *buffer* that belongs to the *port* from the start of the machine to
+//! its end. So whatever becomes of a VM while a request of its is in flight, the device writes only there. A port is
+//! one VM's, and so data that is left in its buffer is that VM's own.
 //!
-//! The buffer is divided into *units*. Who asks for something takes some, fills them or has them filled, and gives them back. When
-//! a VM, or its driver, starts over, all that was asked for before is forgotten: units come free as the device finishes with them, and
-//! nothing is asked for on behalf of the next life until it has finished with all.
+//! The buffer is divided into *units*. A request takes some, fills them or has them filled, and gives them back. When a
+//! VM, or its driver, starts over, all that was asked for before is forgotten: units come free as the device finishes
+//! with them, and nothing is asked for on behalf of the next life until it has finished with all.
 
 use crate::slots::Handle;
 use crate::sync::Mutex;
@@ -27,11 +28,11 @@ pub const UNITS: usize = 64;
 /// Bytes of a unit.
 pub const UNIT_BYTES: usize = 8 << 10;
 
-/// What a request that was begun is known by until it is finished.
+/// The name of a request from its begin until it is finished.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Token(pub u16);
 
-/// Why a request was not begun.
+/// The reason why a request was not begun.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotBegun {
     /// There are as many as the device takes at a time: one has to be finished first.
@@ -45,7 +46,7 @@ pub enum NotBegun {
 pub struct Units {
     /// The first one.
     pub first: usize,
-    /// How many.
+    /// The number of units.
     pub count: usize,
 }
 
@@ -53,41 +54,41 @@ impl Units {
     /// None: for what has no data.
     pub const NONE: Self = Self { first: 0, count: 0 };
 
-    /// Bytes that they have.
+    /// Returns the size of the units in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         self.count * UNIT_BYTES
     }
 
-    /// A bit for each.
+    /// Returns a mask with a bit for each unit.
     const fn mask(self) -> u64 {
         ((1 << self.count) - 1) << self.first
     }
 }
 
-/// What a device is asked for.
+/// A request to a device.
 pub trait Request: Copy {
-    /// The units that it goes through.
+    /// Returns the units that it goes through.
     fn units(&self) -> Units;
 }
 
 /// A device of the host's, with a buffer of [`UNITS`] units.
 pub trait HostDevice: Send {
-    /// What it is asked for.
+    /// The type of its requests.
     type Asked: Request;
-    /// What comes of that.
+    /// The type of their results.
     type Outcome: Copy;
 
-    /// Units of its buffer, none of which is in flight.
+    /// Returns units of its buffer, none of which is in flight.
     fn buffer(&mut self, units: Units) -> &mut [u8];
     /// Begins what is asked. The units are the device's until it is finished.
     ///
     /// # Errors
     /// Why not. Nothing has happened then.
     fn begin(&mut self, asked: &Self::Asked) -> Result<Token, NotBegun>;
-    /// A request that was finished since the last time, and what has come of it.
+    /// Returns a request that was finished since the last time, and its result.
     fn finished(&mut self) -> Option<(Token, Self::Outcome)>;
-    /// Its interrupt is noticed: what is finished after this interrupts anew.
+    /// Acknowledges the device's interrupt: a request that is finished after this interrupts anew.
     fn acknowledge(&mut self);
 }
 
@@ -96,15 +97,15 @@ pub trait HostDevice: Send {
 struct Flight {
     token: Token,
     units: Units,
-    /// By what who has asked knows it.
+    /// The tag by which the user knows it.
     tag: usize,
     /// The life that has asked.
     life: u64,
-    /// What was lent for it, that the device reads: bytes, and pieces.
+    /// The memory that was lent for it, which the device reads: bytes, and pieces.
     lent: Lent,
 }
 
-/// How much is lent for a request: bytes, and pieces.
+/// The amount that is lent for a request: bytes, and pieces.
 pub(crate) type Lent = (usize, usize);
 
 /// Nothing is.
@@ -115,16 +116,16 @@ pub struct Port<D: HostDevice + ?Sized> {
     device: Box<D>,
     /// Most requests in flight.
     most_flying: usize,
-    /// Whose it is.
+    /// The VM that has the port.
     user: Option<Handle>,
     /// Counts how often its user has started over.
     life: u64,
-    /// Units that are nobody's, by bit.
+    /// Free units, by bit.
     free: u64,
     flying: Vec<Flight>,
-    /// What is finished and was asked by this life: what it was, and what has come of it.
+    /// The finished requests of this life: the tag, and the result.
     landed: VecDeque<(usize, D::Outcome)>,
-    /// Whether its user looks after several of those at once.
+    /// Set if the user serves several of those at once.
     pub(crate) gathers: bool,
 }
 
@@ -135,24 +136,24 @@ impl<D: HostDevice + ?Sized> fmt::Debug for Port<D> {
 }
 
 impl<D: HostDevice + ?Sized> Port<D> {
-    /// One that nobody has yet, with so many requests in flight at most.
+    /// Makes a port without a user, with so many requests in flight at most.
     pub(crate) fn of(device: Box<D>, most_flying: usize) -> Self {
         let (flying, landed) = (Vec::new(), VecDeque::new());
         Self { device, most_flying, user: None, life: 0, free: u64::MAX, flying, landed, gathers: false }
     }
 
-    /// Whose it is from now on.
+    /// Sets the VM that has the port.
     pub const fn set_user(&mut self, user: Handle) {
         self.user = Some(user);
     }
 
-    /// Whose it is.
+    /// Returns the VM that has the port.
     #[must_use]
     pub const fn user(&self) -> Option<Handle> {
         self.user
     }
 
-    /// The device itself.
+    /// Returns the device itself.
     #[must_use]
     pub fn device(&self) -> &D {
         &self.device
@@ -171,7 +172,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.free |= units.mask();
     }
 
-    /// The bytes of units that were taken and are not in flight.
+    /// Returns the bytes of units that were taken and are not in flight.
     pub fn buffer(&mut self, units: Units) -> &mut [u8] {
         self.device.buffer(units)
     }
@@ -184,7 +185,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         self.begin_by(|device| device.begin(asked), (asked.units(), NOT_LENT), tag)
     }
 
-    /// The same for what `begin` begins.
+    /// Like [`Port::begin`], for a request that `begin` begins.
     pub(crate) fn begin_by(
         &mut self,
         begin: impl FnOnce(&mut D) -> Result<Token, NotBegun>,
@@ -202,56 +203,56 @@ impl<D: HostDevice + ?Sized> Port<D> {
         Ok(())
     }
 
-    /// Whether as many requests are in flight as may be.
+    /// Returns whether the port has its most requests in flight.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.flying.len() >= self.most_flying
     }
 
-    /// How many requests are in flight.
+    /// Returns the number of requests in flight.
     #[must_use]
     pub const fn flying(&self) -> usize {
         self.flying.len()
     }
 
-    /// What has landed first of all that is still to be looked after: its tag, and what has come of it.
+    /// Returns the oldest finished request that is still to be handled: its tag, and its result.
     pub fn landed(&mut self) -> Option<(usize, D::Outcome)> {
         self.collect();
         self.landed_before()
     }
 
-    /// The same of what the device was known to have finished.
+    /// Like [`Port::landed`], but only for requests that the device was known to have finished.
     pub(crate) fn landed_before(&self) -> Option<(usize, D::Outcome)> {
         self.landed.front().copied()
     }
 
-    /// That has been looked after.
+    /// Removes the oldest finished request, which was handled.
     pub fn forget_landed(&mut self) {
         self.landed.pop_front();
     }
 
-    /// Whether something is in flight that an earlier life has asked for.
+    /// Returns whether a request of an earlier life is in flight.
     #[must_use]
     pub fn has_strangers(&self) -> bool {
         self.flying.iter().any(|flight| flight.life != self.life)
     }
 
-    /// Whether one of those reads what was lent for it.
+    /// Returns whether one of those reads memory that was lent for it.
     pub(crate) fn has_lent_strangers(&self) -> bool {
         self.flying.iter().any(|flight| flight.lent != NOT_LENT && flight.life != self.life)
     }
 
-    /// Whether what this life knows by that tag is in flight.
+    /// Returns whether a request of this life with that tag is in flight.
     pub(crate) fn is_flying(&self, tag: usize) -> bool {
         self.flying.iter().any(|flight| flight.tag == tag && flight.life == self.life)
     }
 
-    /// The device's interrupt is noticed.
+    /// Acknowledges the device's interrupt.
     pub(crate) fn acknowledge(&mut self) {
         self.device.acknowledge();
     }
 
-    /// Looks what the device has finished.
+    /// Collects the requests that the device has finished.
     pub(crate) fn collect(&mut self) {
         while self.collect_one().is_some() {}
     }
@@ -270,7 +271,7 @@ impl<D: HostDevice + ?Sized> Port<D> {
         Some(flight.lent)
     }
 
-    /// Its user starts over: what was asked for is nobody's any more.
+    /// Starts over: requests so far are no longer the user's.
     pub fn start_over(&mut self) {
         self.life += 1;
         self.gathers = false;
@@ -283,12 +284,12 @@ impl<D: HostDevice + ?Sized> Port<D> {
 pub struct Ports<D: HostDevice + ?Sized>(Vec<(u32, Arc<Mutex<Port<D>>>)>);
 
 impl<D: HostDevice + ?Sized> Ports<D> {
-    /// Those, each with its number.
+    /// Makes the ports, each with its number.
     pub(crate) fn of(ports: impl Iterator<Item = (u32, Port<D>)>) -> Self {
         Self(ports.map(|(number, port)| (number, Arc::new(Mutex::new(port)))).collect())
     }
 
-    /// The port of the device of that number.
+    /// Returns the port of the device of that number.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&Arc<Mutex<Port<D>>>> {
         self.0.iter().find(|(other, _)| *other == number).map(|(_, port)| port)

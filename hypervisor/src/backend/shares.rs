@@ -1,5 +1,5 @@
-//! Folders of the host's that guests reach, by [ports](crate::backend::port) of devices that speak the protocol 9P. A message and room for the
-//! answer to it lie in units that follow each other.
+//! Folders of the host that guests reach, by [ports](crate::backend::port) of devices that speak the protocol 9P. A
+//! message and room for the answer to it lie in units that follow each other.
 
 use crate::backend::port;
 use crate::backend::port::{HostDevice, Request};
@@ -14,7 +14,7 @@ pub const MOST_FLYING: usize = 32;
 /// A message for the host's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Where it is, from their first byte on.
+    /// The units of the message, from their first byte on.
     pub units: Units,
     /// Its length, in bytes.
     pub message: usize,
@@ -23,13 +23,13 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// Where in the units the answer is to be.
+    /// Returns the offset of the answer in the units.
     #[must_use]
     pub const fn answer_at(&self) -> usize {
         self.message.next_multiple_of(8)
     }
 
-    /// Bytes of units that it needs.
+    /// Returns the bytes of units that it needs.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.answer_at() + self.room
@@ -42,14 +42,14 @@ impl Request for Asked {
     }
 }
 
-/// A device of the host's. What comes of a message is how many bytes it says that the answer has.
+/// A device of the host's. The result of a message is the length of the answer that it claims, in bytes.
 pub type HostShare = dyn HostDevice<Asked = Asked, Outcome = usize>;
 
 /// A share, with what is under way.
 pub type Port = port::Port<HostShare>;
 
 impl Port {
-    /// A share that nobody has yet.
+    /// Makes a port for a share, without a user.
     #[must_use]
     pub fn new(device: Box<HostShare>) -> Self {
         Self::of(device, MOST_FLYING)
@@ -60,7 +60,7 @@ impl Port {
         self.take_exactly(bytes.div_ceil(UNIT_BYTES).clamp(1, UNITS - 1))
     }
 
-    /// The device has interrupted.
+    /// Handles the device's interrupt.
     pub fn attend(&mut self) {
         self.acknowledge();
         self.collect();
@@ -71,7 +71,7 @@ impl Port {
 pub type Shares = port::Ports<HostShare>;
 
 impl Shares {
-    /// Those, each with its number.
+    /// Makes the shares, each with its number.
     #[must_use]
     pub fn new(shares: impl IntoIterator<Item = (u32, Box<HostShare>)>) -> Self {
         Self::of(shares.into_iter().map(|(number, device)| (number, Port::new(device))))

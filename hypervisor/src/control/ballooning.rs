@@ -1,4 +1,4 @@
-//! How much memory a VM is to do without: a wish from the console, by its balloon.
+//! The amount of memory that a VM is to do without: a request from the console, carried out by its balloon.
 
 use crate::backend::console::Step;
 use crate::device::virtio::{Balloon, Mmio};

@@ -1,4 +1,4 @@
-//! Ports of VMs: what those say and hear who are connected to one, by the control channel.
+//! Ports of VMs: data to and from the programs that are connected to one, by the control channel.
 
 use crate::device::virtio::{Console, Mmio};
 use crate::gnomon::Gnomon;
@@ -10,7 +10,7 @@ use abi::control::Answer;
 use abi::control::port::{MOST_SENT, Wish};
 use core::sync::atomic::Ordering;
 
-/// Does what somebody wants of a port; `None` if the VM has none of that number.
+/// Carries out a request about a port; `None` if the VM has no port of that number.
 pub fn ask<E: Env>(g: &Gnomon, vm: &Vm, port: u32, wish: &Wish, env: &mut E) -> Option<Answer> {
     let mut devices = vm.devices.lock();
     let console = devices.find_mut::<Mmio<Console>>()?;

@@ -1,8 +1,9 @@
 //! A debugger at a VM ([`abi::control::debug`]): breakpoints, steps, registers, memory.
 //!
-//! A breakpoint is a `c.ebreak` in the guest's memory. Breakpoint exceptions come to Gnomon while a debugger is attached; those that
-//! are not the debugger's are given to the guest as ever. The VM is changed while it stands still only: so no vCPU has trapped at a
-//! breakpoint that is gone when its exit is handled. Who steps has `sie` 0 meanwhile, so that no interrupt leads away.
+//! A breakpoint is a `c.ebreak` in the guest's memory. Breakpoint exceptions come to Gnomon while a debugger is
+//! attached; those that are not the debugger's are given to the guest as ever. The VM is changed while it stands still
+//! only: so no vCPU has trapped at a breakpoint that is gone when its exit is handled. A vCPU that steps has `sie` 0
+//! meanwhile, so that no interrupt leads away.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -21,8 +22,8 @@ use mmu::gstage::Ready;
 use rv::system::{System, number};
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
 
-/// A vCPU on this hart has come to an `ebreak`. If that is the debugger's, its VM stops, and the vCPU finds that when it is about to
-/// enter its guest.
+/// Handles an `ebreak` of the vCPU on this hart. If that is the debugger's, its VM stops, and the vCPU finds that when
+/// it is about to enter its guest.
 pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
     let vm = &run.vm;
     if !vm.breaks.is_on() {
@@ -126,7 +127,7 @@ fn detach<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     Ok(Answer::Done)
 }
 
-/// Has the VM stop: those of its vCPUs that have not are asked to leave their harts.
+/// Stops the VM: the vCPUs that have not stopped are asked to leave their harts.
 fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     if lifecycle::pause(g, vm, env) {
         return Ok(Answer::Done);
@@ -141,12 +142,12 @@ fn halt<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Answer> {
     Ok(Answer::Done)
 }
 
-/// Whether all vCPUs have left their harts.
+/// Returns whether all vCPUs have left their harts.
 fn is_still(g: &Gnomon, vm: &Vm) -> bool {
     g.vms.tenant(vm, |tenant| tenant.is_still()) == Some(true)
 }
 
-/// Whether it has stopped, and why. What was there for a step is taken away then.
+/// Returns whether the VM has stopped, and why. Breakpoints for a step are removed then.
 fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
     if !is_still(g, vm) {
         return Ok(Stopped::Not);
@@ -191,7 +192,7 @@ fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {
     with(g, vm, vcpu, |run| run.satp())
 }
 
-/// Where a virtual address leads by the guest's own tables, whatever they allow.
+/// Translates a virtual address by the guest's own tables, whatever they allow.
 fn physical<E: Env>(vm: &Vm, satp: u64, gva: u64, env: &E) -> Done<Addr<Gpa>> {
     let guard = vm.memory.lock();
     let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };
@@ -234,7 +235,7 @@ fn set<E: Env>(g: &Gnomon, vm: &Vm, (satp, gva, is_for_step): (u64, u64, bool), 
     Ok(())
 }
 
-/// Takes those breakpoints away. Where the guest has something else by now, that stays.
+/// Removes those breakpoints. If the guest has written something else there by now, that stays.
 fn lift<E: Env>(g: &Gnomon, vm: &Vm, which: impl Fn(&Break) -> bool, env: &mut E) -> Done<()> {
     loop {
         let found = vm.breaks.state.lock().all.iter().copied().find(|at| which(at));
@@ -254,7 +255,7 @@ fn lift<E: Env>(g: &Gnomon, vm: &Vm, which: impl Fn(&Break) -> bool, env: &mut E
     }
 }
 
-/// Before they go on, its vCPUs forget the code that they have fetched.
+/// Makes the vCPUs forget the code that they have fetched, before they go on.
 fn forget_code<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     vm.vcpus.iter().for_each(|vcpu| g.post(vcpu, request::FENCE_I, env));
 }

@@ -1,7 +1,7 @@
-//! What is answered on the control channel ([`abi::control`]).
+//! The answers to requests on the control channel ([`abi::control`]).
 //!
-//! Nothing is done before somebody asks, and no more than one request at a time: the next has its turn 0.1 ms later, so a flood of
-//! them does not keep a hart from its guest. No answer waits for anybody.
+//! Nothing is done before a request comes, and no more than one request at a time: the next has its turn 0.1 ms later,
+//! so a flood of them does not keep a hart from its guest. No answer waits for a vCPU or a device.
 
 use crate::control::connections;
 use crate::control::debug;
@@ -26,7 +26,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use mmu::frames::Owner;
 use rv::PAGE_BYTES;
 
-/// The line has interrupted, or what came by it is due: answers the next request.
+/// Answers the next request, when the line has interrupted, or the rest of its input is due.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) {
     if let Some(frame) = g.channel.next()
         && let Some(answer) = answer_frame(g, frame, env)
@@ -38,7 +38,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// Goes on with requests that had to wait.
+/// Continues with requests that had to wait.
 #[inline]
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
     if g.channel.is_due() {
@@ -46,7 +46,7 @@ pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// What is answered to a frame; nothing to what is no message, since nobody waits for that.
+/// Answers a frame. A frame that is no message has no answer, since no client waits for one.
 pub fn answer_frame<E: Env>(g: &Gnomon, frame: Result<Vec<u8>, Bad>, env: &mut E) -> Option<Vec<u8>> {
     let (number, answer) = match frame.and_then(|mut frame| decode(&mut frame)) {
         Ok((number, request)) => (number, answer(g, request, env)),
@@ -152,19 +152,19 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
 
 const NO_VM: &str = "there is no such VM, or not yet";
 
-/// Somebody's counters, in the order of their names.
+/// Returns the counters of a VM, vCPU or hart, in the order of their names.
 fn counters(g: &Gnomon, whose: Whose) -> Option<Vec<(&'static str, u64)>> {
     let Whose::Vm(number) = whose else { return Some(g.host_counters().into_iter().collect()) };
     let gone = g.vms.reports().iter().find(|report| report.number == number).cloned();
     Some(gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?)))?.counters)
 }
 
-/// Host time so many milliseconds from now.
+/// Returns the host time `ms` milliseconds from now.
 fn until(g: &Gnomon, ms: u32, now: u64) -> u64 {
     now.saturating_add(g.offer.timebase.saturating_mul(ms.min(MOST_MS).into()) / 1000)
 }
 
-/// Lets those harts know that they are asked to note something who do not yet.
+/// Kicks those harts that do not know yet that they are asked to take notes.
 fn kick_plain<E: Env>(g: &Gnomon, env: &mut E) {
     (0..g.harts.len()).filter(|hart| !g.harts[*hart].probe.is_on()).for_each(|hart| g.kick(hart, env));
 }
@@ -184,7 +184,7 @@ fn with_vm(g: &Gnomon, number: u64, act: impl FnOnce(&Arc<Vm>) -> Answer) -> Ans
     }
 }
 
-/// All VMs that there are or are to be, and those that are gone.
+/// Returns all VMs that exist or are to be created, and those that are gone.
 fn vms<E: Env>(g: &Gnomon, env: &E) -> Vms {
     let mut vms: Vec<VmInfo> = g.vms.wishes(wished).collect();
     vms.extend(g.vms.all().map(|vm| info(g, &vm)));

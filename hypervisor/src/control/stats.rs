@@ -44,7 +44,7 @@ impl Gnomon {
         }
     }
 
-    /// All counters as they stand.
+    /// Returns all counters as they stand.
     #[must_use]
     pub fn stats(&self) -> Stats {
         // What is gathered below is in the heap as well.
@@ -64,7 +64,7 @@ impl Gnomon {
         Stats { vms, host }
     }
 
-    /// Those of Gnomon itself.
+    /// Returns the counters of Gnomon itself.
     #[must_use]
     pub fn host_counters(&self) -> BTreeMap<&'static str, u64> {
         let heap = (self.heap)();
@@ -90,7 +90,7 @@ impl Gnomon {
         host
     }
 
-    /// What a VM has done.
+    /// Returns a VM's report.
     #[must_use]
     pub fn report(&self, vm: &Vm) -> Report {
         // By their places first: there may be many vCPUs.
@@ -119,7 +119,7 @@ impl Gnomon {
     }
 }
 
-/// An address space's counters by name.
+/// Returns an address space's counters by name.
 fn g_stage(c: &mmu::gstage::Counters) -> [(&'static str, u64); 21] {
     [
         ("gstage.anonymous_4k", c.anonymous_4k),

@@ -18,7 +18,7 @@ const SPARE_BYTES: usize = 4 << 10;
 /// RAM that no VM can do without, in bytes: firmware's place, a kernel, the device tree.
 pub const LEAST_RAM: u64 = 4 << 20;
 
-/// Where the device tree of a VM with that much RAM stands: its last 64 KiB.
+/// Returns the address of the device tree of a VM with that much RAM: its last 64 KiB.
 #[must_use]
 pub fn tree_address(memory_bytes: u64) -> u64 {
     (GUEST_RAM_BASE + memory_bytes - TREE_BYTES) / TREE_BYTES * TREE_BYTES
@@ -59,7 +59,7 @@ fn intc_phandle(hart: u32) -> u32 {
     2 + hart
 }
 
-/// The flattened device tree of a VM with these devices, whose harts have that `isa`.
+/// Makes the flattened device tree of a VM with these devices, whose harts have that `isa`.
 #[must_use]
 pub fn device_tree<'a>(
     config: &VmConfig,
@@ -100,9 +100,9 @@ pub fn device_tree<'a>(
     with_room(tree.to_dtb(), SPARE_BYTES)
 }
 
-/// A flattened tree with so many bytes of room at its end.
+/// Makes a flattened tree with so many bytes of room at its end.
 fn with_room(mut tree: Vec<u8>, bytes: usize) -> Vec<u8> {
-    /// Where the header says how long all is.
+    /// The place of the total size in the header.
     const TOTAL_SIZE: core::ops::Range<usize> = 4..8;
     tree.resize(tree.len() + bytes, 0);
     let total = tree.len() as u32;

@@ -23,17 +23,17 @@ pub struct Devices {
     console: Option<usize>,
 }
 
-/// What is at a guest physical address where there is no RAM.
+/// The target of an access to a guest physical address where there is no RAM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// The interrupt controller.
     Plic,
-    /// That one of the devices; 0 is the UART.
+    /// The device of that number; 0 is the UART.
     Device(usize),
 }
 
 impl Devices {
-    /// All go on from where a snapshot has left them. They have just been reset.
+    /// Restores all devices from a snapshot. They have just been reset.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -50,7 +50,8 @@ impl Devices {
         if saved.next().is_some() { Err(Wild::OTHER) } else { Ok(()) }
     }
 
-    /// The devices of a VM, as they are after reset: of each kind those that its configuration asks for and the machine has.
+    /// Makes the devices of a VM, as they are after reset: of each kind those that its configuration asks for and the
+    /// machine has.
     #[must_use]
     pub fn new(config: &VmConfig, offer: &Offer) -> Self {
         let others: Vec<_> = offer.kinds.iter().flat_map(|make| make(config, offer)).collect();
@@ -59,7 +60,7 @@ impl Devices {
         Self { uart: Uart::default(), plic: Plic::new(config.vcpus), others, console }
     }
 
-    /// All but the interrupt controller, in the order of their numbers.
+    /// Returns all devices except the interrupt controller, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &dyn Device> {
         iter::once(&self.uart as &dyn Device).chain(self.others.iter().map(|device| &**device))
     }
@@ -68,13 +69,13 @@ impl Devices {
         iter::once(&mut self.uart as &mut dyn Device).chain(self.others.iter_mut().map(|device| &mut **device))
     }
 
-    /// The first device of that type, if there is one.
+    /// Returns the first device of that type, if there is one.
     #[must_use]
     pub fn find<D: Device>(&self) -> Option<&D> {
         self.others.iter().find_map(|device| (&**device as &dyn Any).downcast_ref())
     }
 
-    /// The first device of that type, to be changed, if there is one.
+    /// Returns the first device of that type, to be changed, if there is one.
     pub fn find_mut<D: Device>(&mut self) -> Option<&mut D> {
         self.others.iter_mut().find_map(|device| (&mut **device as &mut dyn Any).downcast_mut())
     }
@@ -86,17 +87,17 @@ impl Devices {
         }
     }
 
-    /// Whether device number `at` is the virtio console.
+    /// Returns whether device number `at` is the virtio console.
     pub(crate) fn is_console(&self, at: usize) -> bool {
         self.console == Some(at)
     }
 
-    /// Their VM has a slot: devices of the host report to it from now on.
+    /// Attaches the devices to their VM, which has a slot: devices of the host report to it from now on.
     pub(crate) fn attach(&mut self, vm: Handle) {
         self.iter_mut().for_each(|device| device.attach(vm));
     }
 
-    /// The device of a PLIC source.
+    /// Returns the device of a PLIC source.
     fn of_source(&self, source: u64) -> Option<usize> {
         self.iter().position(|device| u64::from(device.source()) == source & 0xffff_ffff)
     }
@@ -107,7 +108,7 @@ impl Devices {
         self.iter_mut().for_each(Device::reset);
     }
 
-    /// A load of `width` bytes at `offset`. A claim is told to the device that it names.
+    /// Loads `width` bytes at `offset`. A claim is passed on to the device that it names.
     pub fn load(&mut self, target: Target, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
         match target {
             // Most accesses by far: without a call through a table.
@@ -125,7 +126,7 @@ impl Devices {
         }
     }
 
-    /// A store. A completion is told to the device first whose interrupt it was.
+    /// Stores a value. Before a completion, the device whose interrupt it was is notified.
     pub fn store(
         &mut self,
         target: Target,
@@ -156,13 +157,13 @@ impl Devices {
         }
     }
 
-    /// The time has come that one of them asked for.
+    /// Gives the devices the moment that one of them asked for.
     pub fn moment(&mut self, outside: &mut dyn Outside) {
         self.iter_mut().for_each(|device| device.moment(outside));
         self.pass_input(outside);
     }
 
-    /// Passes what was typed on to the virtio console, if there is one whose driver has buffers. Lines of devices may change.
+    /// Passes input on to the virtio console, if there is one whose driver has buffers. Lines of devices may change.
     pub fn pass_input(&mut self, outside: &mut dyn Outside) {
         let Self { uart, others, console: Some(at), .. } = self else { return };
         let console = (&mut *others[*at - 1] as &mut dyn Any).downcast_mut::<Mmio<Console>>();
@@ -184,7 +185,7 @@ impl Devices {
         has_changed
     }
 
-    /// The same for all of them.
+    /// Passes on the lines of all devices.
     pub fn pass_lines(&mut self) -> bool {
         let count = self.iter().count();
         (0..count).fold(false, |changed, at| self.pass_line(at) | changed)

@@ -1,4 +1,4 @@
-//! What a device is to the board, and the world outside to a device.
+//! The interfaces between a device and the board, and between a device and the outside.
 
 use crate::slots::Handle;
 use abi::snapshot::device::DeviceState;
@@ -9,7 +9,7 @@ use dtoolkit::model::DeviceTreeProperty;
 use mmu::frames::Loan;
 use mmu::{Returned, Span};
 
-/// Where a device is on the board.
+/// The place of a device on the board.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     /// GPA of its first register.
@@ -19,7 +19,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The offset of `gpa` in it, in bytes, if it is there.
+    /// Returns the offset of `gpa` in it, in bytes, if it is there.
     #[must_use]
     pub const fn offset(&self, gpa: u64) -> Option<u64> {
         let offset = gpa.wrapping_sub(self.start);
@@ -27,13 +27,14 @@ impl Place {
     }
 }
 
-/// What comes of an access to a device.
+/// The result of an access to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer<T> {
-    /// It is done: what was read.
+    /// The access is done, with the value that was read.
     Done(T),
-    /// It waits for something outside of the guest, and nothing has happened yet. It is made again when the device has
-    /// called [`Outside::wake`], which it does not do before it was given a [`Device::moment`] that it asked for.
+    /// The access waits for something outside of the guest, and nothing has happened yet. It is made again when the
+    /// device has called [`Outside::wake`], which it does not do before it was given a [`Device::moment`] that it asked
+    /// for.
     Later,
     /// A part of it is done. The guest makes it once more, after interrupts have had their turn; that goes on with it.
     Again,
@@ -44,68 +45,69 @@ pub enum Answer<T> {
 /// A device on a guest's board. Its registers are reached by loads and stores of 1, 2, 4 or 8 bytes that lie wholly in its
 /// [`Place`], aligned or not.
 pub trait Device: Any + Debug + Send {
-    /// Its name in the device tree, before the `@`.
+    /// Returns its name in the device tree, before the `@`.
     fn name(&self) -> &'static str;
-    /// Where it is.
+    /// Returns the device's place on the board.
     fn place(&self) -> Place;
-    /// Its PLIC source, 1..=95.
+    /// Returns its PLIC source, 1..=95.
     fn source(&self) -> u32;
-    /// Its properties in the device tree, beyond `reg` and what names its interrupt.
+    /// Returns its properties in the device tree, beyond `reg` and the one that names its interrupt.
     fn properties(&self) -> Vec<DeviceTreeProperty>;
     /// Reads `width` bytes at `offset`.
     fn load(&mut self, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64>;
     /// Writes the low `width` bytes of `value` at `offset`.
     fn store(&mut self, offset: u64, width: u8, value: u64, outside: &mut dyn Outside) -> Answer<()>;
-    /// The level of its interrupt line.
+    /// Returns the level of its interrupt line.
     fn interrupt(&self) -> bool;
-    /// The guest has claimed its interrupt.
+    /// Notes that the guest has claimed its interrupt.
     fn claimed(&mut self) {}
-    /// The guest says that it has handled the interrupt that it claimed.
+    /// Notes that the guest has handled the interrupt that it claimed.
     fn completed(&mut self) {}
-    /// The time has come that it, or another device of the guest's, asked for.
+    /// Does the work of a moment that it, or another device of the guest's, asked for.
     fn moment(&mut self, outside: &mut dyn Outside);
-    /// The machine starts over.
+    /// Resets the device: the machine starts over.
     fn reset(&mut self);
-    /// Its VM has a slot: devices of the host report to that VM from now on.
+    /// Attaches the device to its VM, which has a slot: devices of the host report to that VM from now on.
     fn attach(&mut self, _vm: Handle) {}
     /// Reports each of its counters by its name in `docs/counters.md`. Counters of the same name are added up.
     fn counters(&self, _report: &mut dyn FnMut(&'static str, u64)) {}
-    /// All that it needs to go on elsewhere as if nothing had been.
+    /// Saves all that it needs to go on elsewhere as if nothing had been.
     ///
     /// # Errors
     /// [`Unsaved`].
     fn save(&self) -> Result<DeviceState, Unsaved>;
-    /// Goes on from there. It has just been reset. A driver could not have brought it into a state that is refused.
+    /// Restores the device from a saved state. It has just been reset. A driver could not have brought it into a state
+    /// that is refused.
     ///
     /// # Errors
     /// [`Wild`]. It is to be reset then.
     fn restore(&mut self, state: &DeviceState) -> Result<(), Wild>;
 }
 
-/// Why a device's state cannot be had.
+/// The reason why a device's state cannot be saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unsaved {
     /// Something is under way that has to be waited for; the guest's harts stand still meanwhile.
     Busy,
-    /// It cannot be as long as the guest uses it as it does: why, and what helps.
+    /// The state cannot be saved as long as the guest uses the device as it does: the reason, and the remedy.
     Never(&'static str),
 }
 
-/// What is wrong with a state: that of no device that there is, or one that it cannot be in.
+/// The fault of a saved state: no such device exists, or it cannot be in that state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wild(pub &'static str);
 
 impl Wild {
-    /// It is another device's.
+    /// The state is another device's.
     pub const OTHER: Self = Self("it has another device at a place of the board");
 }
 
-/// Why guest memory is not reached.
+/// The reason why guest memory is not reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unreached {
     /// There is none, or none that may be reached so.
     Nowhere,
-    /// It is not there yet: the same, made again, finds it at some time.
+    /// The memory is not present yet: the same access, made again, reaches it at some time.
     Later,
 }
 
@@ -131,31 +133,33 @@ pub trait GuestMemory {
     /// # Errors
     /// [`Unreached`].
     fn store_u16(&mut self, gpa: u64, value: u16) -> Result<(), Unreached>;
-    /// A loan of the guest's RAM: of nothing yet, and of so many pieces at most.
+    /// Makes a loan of the guest's RAM: of nothing yet, and of `most` pieces at most.
     fn loan(&self, most: usize) -> Loan;
-    /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while the guest may
-    /// change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at once. Says how many pages were faulted
-    /// in, and [`Unreached`] for what follows that which is lent.
+    /// Lends what is at those places, by address and bytes (1 or more), to a device of the host's, which reads it while
+    /// the guest may change it, or lose it: in their order, as much as the loan takes, and as may be faulted in at
+    /// once. Returns the number of pages that were faulted in, and [`Unreached`] if the memory behind the loan is not
+    /// reached.
     fn lend(
         &mut self,
         places: &mut dyn Iterator<Item = (u64, usize)>,
         loan: &mut Loan,
     ) -> (usize, Result<(), Unreached>);
-    /// Pages of RAM become untouched again, as many as may be done at once: in their order, as if each span followed the one before.
+    /// Makes pages of RAM untouched again, as many as may be done at once: in their order, as if each span followed the
+    /// one before.
     fn give_back(&mut self, spans: &[Span]) -> Returned;
 }
 
-/// What devices reach beyond their registers.
+/// The services that devices use beyond their registers.
 pub trait Outside: GuestMemory {
-    /// The host's `time`, in ticks.
+    /// Returns the host's `time`, in ticks.
     fn now(&self) -> u64;
     /// Prints on the guest's console; says how many bytes were taken. The others are to be offered again.
     fn print(&mut self, bytes: &[u8]) -> usize;
-    /// There is room for input from the guest's console.
+    /// Notes that there is room for input from the guest's console.
     fn take_input(&mut self);
     /// Asks for a [`Device::moment`] soon: a fraction of a millisecond from now.
     fn soon(&mut self);
-    /// Whether this hart runs the guest, or nobody: what it does for it then costs nobody else.
+    /// Returns whether this hart runs the guest, or no hart does: then work for the guest costs no other guest.
     fn is_own(&self) -> bool;
     /// Asks for one at `time` of the host, or a little later.
     fn at(&mut self, time: u64);
@@ -184,16 +188,16 @@ pub(super) mod tests {
         pub(in crate::device) ram: Vec<u8>,
         /// Pages that were given back.
         pub(in crate::device) given_back: Vec<u64>,
-        /// How many of them may be, in one portion.
+        /// The number of pages that may be given back in one portion.
         pub(in crate::device) portion: u64,
         /// A third of the accesses find that memory is not there yet: which, this says.
         pub(in crate::device) later: Option<u64>,
         pub(in crate::device) accesses: u64,
-        /// How many pages were faulted in to be lent, if each is.
+        /// The number of pages that were faulted in to be lent, if each is.
         pub(in crate::device) faulted: Option<usize>,
     }
 
-    /// Where it has RAM.
+    /// The start of the guest's RAM.
     pub(in crate::device) const RAM: u64 = 0x8000_0000;
 
     impl Default for World {
@@ -252,7 +256,7 @@ pub(super) mod tests {
         fn loan(&self, most: usize) -> Loan {
             Frames::new().lend(most)
         }
-        /// Where the guest has its RAM is where the host has it.
+        /// Lends memory. The guest's RAM is at the same addresses as the host's.
         fn lend(
             &mut self,
             places: &mut dyn Iterator<Item = (u64, usize)>,

@@ -1,4 +1,4 @@
-//! What the machine offers to guests.
+//! The features that the machine offers to guests.
 
 use crate::backend::disks::Disks;
 use crate::backend::entropy::Source;
@@ -15,7 +15,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use rv::{Exception, Format, Hpa, Pfn};
 
-/// What a guest's timer rests on.
+/// The implementation of a guest's timer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuestTimer {
     /// Sstc: the guest has a comparator of its own.
@@ -24,7 +24,7 @@ pub enum GuestTimer {
     Sbi,
 }
 
-/// Where a guest's kernel runs.
+/// The mode that a guest's kernel runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuestMode {
     /// VS mode, on harts with the H extension.
@@ -34,7 +34,7 @@ pub enum GuestMode {
 }
 
 impl GuestMode {
-    /// The exception by which a guest's kernel calls the SBI.
+    /// Returns the exception by which a guest's kernel calls the SBI.
     #[must_use]
     pub const fn sbi_call(self) -> Exception {
         match self {
@@ -43,7 +43,8 @@ impl GuestMode {
         }
     }
 
-    /// The exception of instructions that Gnomon makes trap. In S mode it is shared with instructions that are illegal.
+    /// Returns the exception of instructions that Gnomon makes trap. In S mode it is shared with instructions that are
+    /// illegal.
     #[must_use]
     pub const fn privileged(self) -> Exception {
         match self {
@@ -53,7 +54,8 @@ impl GuestMode {
     }
 }
 
-/// Who denies guests the frame that poison leads to, so that what they do by it comes to Gnomon (mode `steered`).
+/// The mechanism that denies guests the frame that poison leads to, so that their accesses by it come to Gnomon (mode
+/// `steered`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denial {
     /// PMP, which is Gnomon's: it is an access fault.
@@ -64,17 +66,17 @@ pub enum Denial {
         /// The root of its table.
         table: Pfn<Hpa>,
     },
-    /// Nobody, since RAM ends behind what the harts' G-stage maps.
+    /// None, since RAM ends behind the range that the harts' G-stage maps.
     Nobody,
 }
 
 /// A kind of device: makes the devices of that kind that a VM of this configuration has.
 pub type Kind = fn(&VmConfig, &Offer) -> Vec<Box<dyn Device>>;
 
-/// What the machine offers to guests; the same on every hart.
+/// The features that the machine offers to guests; the same on every hart.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// Where guests' kernels run.
+    /// The mode that guests' kernels run in.
     pub guest: GuestMode,
     /// The kinds of devices, in the order in which a VM has them ([`crate::device::KINDS`]).
     pub kinds: &'static [Kind],
@@ -85,9 +87,9 @@ pub struct Offer {
     pub formats: Vec<&'static Format>,
     /// Extensions that guests are told of, their own MMU's apart (`Translation::isa`).
     pub isa: Isa,
-    /// Whether hardware can set A and D for guests behind a G-stage.
+    /// Set if hardware can set A and D for guests behind a G-stage.
     pub two_stage_svadu: bool,
-    /// Who denies guests frames, so that their faults can be steered.
+    /// The mechanism that denies guests frames, so that their faults can be steered.
     pub denial: Denial,
     /// `mmu-type` of guests' cpu nodes.
     pub mmu_type: String,
@@ -103,14 +105,15 @@ pub struct Offer {
     pub disks: Disks,
     /// Folders of the host that are for guests.
     pub shares: Shares,
-    /// Where guests' random bytes come from, if the host has a device for that.
+    /// The source of guests' random bytes, if the host has a device for that.
     pub entropy: Option<Arc<Mutex<Source>>>,
     /// The network of guests.
     pub network: Network,
 }
 
 impl Offer {
-    /// How a VM's memory is virtualized: as it asks for, or else as suits the harts best.
+    /// Returns the mode in which a VM's memory is virtualized: the one that it asks for, or else the one that suits the
+    /// harts best.
     #[must_use]
     pub fn mode(&self, config: &VmConfig) -> MmuMode {
         config.mmu.unwrap_or(match self.guest {

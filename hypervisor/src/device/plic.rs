@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 pub const START: u64 = 0x0c00_0000;
 /// Bytes of the register file.
 const BYTES: u64 = 0x60_0000;
-/// Where it is.
+/// The PLIC's place on the board.
 pub const PLACE: Place = Place { start: START, bytes: BYTES };
 /// Interrupt sources, 1..=95; source 0 does not exist.
 pub const SOURCES: u32 = 95;
@@ -60,7 +60,7 @@ fn is_word(offset: u64, width: u8) -> bool {
 }
 
 impl Plic {
-    /// A PLIC for `harts` harts.
+    /// Makes a PLIC for `harts` harts.
     #[must_use]
     pub fn new(harts: u32) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Plic {
         Answer::Done(())
     }
 
-    /// Whether `offset` is that of a claim register.
+    /// Returns whether `offset` is that of a claim register.
     #[must_use]
     pub fn claims(offset: u64) -> bool {
         (CONTEXT..BYTES).contains(&offset) && (offset - CONTEXT) % CONTEXT_STRIDE == 4
@@ -170,15 +170,14 @@ impl Plic {
         }
     }
 
-    /// Whether a source's line is high, as [`Plic::set_level`] was last told.
+    /// Returns whether a source's line is high, by the last call of [`Plic::set_level`].
     #[must_use]
     pub fn is_high(&self, source: u32) -> bool {
         let (word, mask) = bit(source);
         self.level[word] & mask != 0
     }
 
-    /// The pending, enabled source of the highest priority above the threshold; the lowest number
-    /// among equals.
+    /// Returns the pending, enabled source of the highest priority above the threshold; the lowest number among equals.
     fn best(&self, context: usize) -> Option<u32> {
         let context = &self.contexts[context];
         let mut best: Option<u32> = None;
@@ -196,7 +195,7 @@ impl Plic {
         best
     }
 
-    /// Its state, as a snapshot has it.
+    /// Returns its state for a snapshot.
     #[must_use]
     pub fn save(&self) -> PlicState {
         PlicState {
@@ -208,7 +207,7 @@ impl Plic {
         }
     }
 
-    /// Goes on from there. Lines that differ now are to be told as ever.
+    /// Restores the PLIC from a saved state. Lines that differ now are to be set as usual.
     ///
     /// # Errors
     /// If it is that of a PLIC for another number of harts, or none. Nothing has changed then.
@@ -235,7 +234,7 @@ impl Plic {
         Ok(())
     }
 
-    /// Whether the S-mode context of hart `hart` interrupts it.
+    /// Returns whether the S-mode context of hart `hart` interrupts it.
     #[must_use]
     pub fn interrupts_hart(&self, hart: u32) -> bool {
         self.best(2 * hart as usize + 1).is_some()

@@ -36,11 +36,11 @@ pub struct Rtc {
     start: u64,
     source: u32,
     clock: Clock,
-    /// What the guest's clock is ahead of the host's, in nanoseconds modulo 2^64.
+    /// The nanoseconds that the guest's clock is ahead of the host's, modulo 2^64.
     ahead: u64,
     /// The upper half of the time whose lower half was read last.
     high: u32,
-    /// When the alarm goes off, in nanoseconds of the guest's clock.
+    /// The time of the alarm, in nanoseconds of the guest's clock.
     alarm: u64,
     is_set: bool,
     is_pending: bool,
@@ -56,7 +56,7 @@ fn with_high(of: u64, value: u32) -> u64 {
 }
 
 impl Rtc {
-    /// One at GPA `start` that shows the host's time.
+    /// Makes a clock at GPA `start` that shows the host's time.
     #[must_use]
     pub const fn new(start: u64, source: u32, clock: Clock) -> Self {
         let (ahead, high, alarm) = (0, 0, 0);
@@ -99,7 +99,7 @@ impl Device for Rtc {
         [DeviceTreeProperty::new_unchecked("compatible", "google,goldfish-rtc")].into()
     }
 
-    /// Only whole, aligned words.
+    /// Loads a register. Only whole, aligned words can be loaded.
     fn load(&mut self, offset: u64, width: u8, outside: &mut dyn Outside) -> Answer<u64> {
         if width != 4 || !offset.is_multiple_of(4) {
             return Answer::Refused;
@@ -161,7 +161,7 @@ impl Device for Rtc {
         Ok(DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }))
     }
 
-    /// The time of day is the host's then, as far ahead as before. No value is impossible.
+    /// Restores the clock: the time of day is the host's then, as far ahead as before. No value is impossible.
     fn restore(&mut self, state: &DeviceState) -> Result<(), Wild> {
         let DeviceState::Rtc(RtcState { ahead, high, alarm, is_set, is_pending, is_enabled }) = *state else {
             return Err(Wild::OTHER);

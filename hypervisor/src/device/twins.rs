@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 const ROUNDS: u64 = 40;
 const STEPS: u64 = 200;
 
-/// What comes of an access of some width at some place, with some time passing.
+/// Makes an access of some width at some place, with some time passing, and returns its result.
 fn step<D: Device>(device: &mut D, world: &mut World, random: &mut Random) -> (Answer<u64>, bool) {
     let offset = random.below(device.place().bytes / 4 * 4);
     let (offset, width) = if random.one_in(2) { (offset, 1) } else { (offset / 4 * 4, 4) };

@@ -1,9 +1,9 @@
-//! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from
-//! there). Whoever polls finds the transmitter empty at all times, but the interrupt that says so comes a moment after the
-//! last byte: a driver that goes on in its interrupt handler for as long as there is room comes to an end.
+//! A 16550 UART as guests see it (National Semiconductor PC16550D data sheet; register names from there). A driver that
+//! polls finds the transmitter empty at all times, but the interrupt that says so comes a moment after the last byte: a
+//! driver that goes on in its interrupt handler for as long as there is room comes to an end.
 //!
-//! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when there are
-//! many, or at [`Uart::moment`].
+//! Bytes leave in lots, because to print each by itself costs more than all the rest: when a line is complete, when
+//! there are many, or at [`Uart::moment`].
 
 mod saved;
 
@@ -50,7 +50,7 @@ const LSR_READY: u8 = 1 << 0;
 const LSR_OVERRUN: u8 = 1 << 1;
 const LSR_THRE: u8 = 1 << 5;
 const LSR_EMPTY: u8 = 1 << 6;
-/// DCD, DSR and CTS: somebody listens.
+/// DCD, DSR and CTS: the other end listens.
 const MSR_CONNECTED: u8 = 0xb0;
 
 /// The device.
@@ -67,14 +67,14 @@ pub struct Uart {
     thre: bool,
     /// The transmitter will say that it is empty.
     draining: bool,
-    /// What is to leave.
+    /// Bytes that wait to leave.
     sending: ArrayVec<u8, MOST_SENDING>,
     /// The guest has claimed an interrupt since that one was raised.
     thre_seen: bool,
     received: VecDeque<u8>,
-    /// How often LSR is still to be read before `received` is there.
+    /// The number of reads of LSR until `received` is present.
     quiet: u8,
-    /// What loopback has sent to itself.
+    /// Bytes that loopback has sent to itself.
     looped: VecDeque<u8>,
 }
 
@@ -100,7 +100,7 @@ impl Default for Uart {
 }
 
 impl Uart {
-    /// The highest interrupt that is pending and enabled, as IIR names it.
+    /// Returns the highest interrupt that is pending and enabled, as IIR names it.
     fn identification(&self) -> u8 {
         if self.overrun && self.ier & IER_LINE != 0 {
             IIR_LINE
@@ -113,13 +113,13 @@ impl Uart {
         }
     }
 
-    /// Whether a byte from the outside can be taken.
+    /// Returns whether a byte from the outside can be taken.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.received.len() < BACKLOG
     }
 
-    /// A byte from the outside. One for which there is no room is lost.
+    /// Receives a byte from the outside. A byte for which there is no room is lost.
     pub fn receive(&mut self, byte: u8) {
         if self.has_room() {
             self.received.push_back(byte);
@@ -133,23 +133,23 @@ impl Uart {
         self.received.pop_front()
     }
 
-    /// Whether something came from the outside that was not taken.
+    /// Returns whether there are bytes from the outside that the guest has not taken.
     #[must_use]
     pub fn has_received(&self) -> bool {
         !self.received.is_empty()
     }
 
-    /// What came from the outside, the oldest byte first. It stays.
+    /// Returns the bytes that came from the outside, the oldest first. It stays.
     pub fn received(&self) -> impl Iterator<Item = u8> {
         self.received.iter().copied()
     }
 
-    /// The oldest `count` of those bytes have been taken.
+    /// Drops the oldest `count` of those bytes, which have been taken.
     pub fn drop_received(&mut self, count: usize) {
         self.received.drain(..count);
     }
 
-    /// Whether RBR holds a byte.
+    /// Returns whether RBR holds a byte.
     fn is_ready(&self) -> bool {
         if self.mcr & MCR_LOOP != 0 { !self.looped.is_empty() } else { self.quiet == 0 && !self.received.is_empty() }
     }
@@ -195,19 +195,19 @@ impl Uart {
         }
     }
 
-    /// Whether it is worth while to let go what is to leave: a line, or a lot.
+    /// Returns whether the waiting bytes are worth sending now: a line, or a lot.
     fn has_lot(&self) -> bool {
         self.sending.len() >= LOT || self.sending.last() == Some(&b'\n')
     }
 
-    /// Lets go what there is room for outside.
+    /// Sends as many bytes as there is room for outside.
     fn send(&mut self, outside: &mut dyn Outside) {
         let taken = outside.print(&self.sending);
         self.sent(taken);
     }
 
-    /// Takes a byte to be sent, if nothing comes of that but one byte more of those that wait to leave: no line that changes, nobody to
-    /// be told. Else nothing has happened.
+    /// Takes a byte to be sent if that only adds it to the bytes that wait to leave: no line changes, and nothing has
+    /// to be notified. Else nothing has happened.
     #[inline(always)]
     pub fn take(&mut self, byte: u8) -> bool {
         let waiting = self.sending.len();
@@ -227,23 +227,23 @@ impl Uart {
         self.sending.try_push(byte).is_ok()
     }
 
-    /// What is to leave at some time.
+    /// Returns the bytes that wait to leave.
     #[must_use]
     pub fn sending(&self) -> &[u8] {
         &self.sending
     }
 
-    /// So many bytes of that have left.
+    /// Removes the first `count` bytes, which have left.
     pub fn sent(&mut self, count: usize) {
         self.sending.drain(..count);
     }
 
-    /// Whether another byte can be written.
+    /// Returns whether another byte can be written.
     fn can_send(&self) -> bool {
         self.sending.len() < MOST_SENDING
     }
 
-    /// Whether there is to be a [`Device::moment`] soon.
+    /// Returns whether a [`Device::moment`] is due soon.
     fn wants_moment(&self) -> bool {
         self.draining || !self.sending.is_empty()
     }
@@ -317,7 +317,7 @@ impl Device for Uart {
         [DeviceTreeProperty::new_unchecked("compatible", "ns16550a"), frequency].into()
     }
 
-    /// Every width reads one register, as QEMU's board does.
+    /// Loads one register, whatever the width, as QEMU's board does.
     fn load(&mut self, offset: u64, _: u8, outside: &mut dyn Outside) -> Answer<u64> {
         let value = self.read(offset);
         if offset == 0 && self.has_room() {
@@ -326,7 +326,7 @@ impl Device for Uart {
         Answer::Done(value.into())
     }
 
-    /// Every width writes one register.
+    /// Stores one register, whatever the width.
     fn store(&mut self, offset: u64, _: u8, value: u64, outside: &mut dyn Outside) -> Answer<()> {
         if !self.can_send() {
             self.send(outside);
@@ -353,15 +353,16 @@ impl Device for Uart {
         self.thre_seen = self.identification() == IIR_THRE;
     }
 
-    /// A transmitter that was empty when the guest claimed, and that it neither asked about nor wrote to since, interrupts
-    /// no more: QEMU's board takes such an interrupt for one event, and there are kernels that never read IIR.
+    /// Completes an interrupt. A transmitter that was empty when the guest claimed, and that it neither asked about nor
+    /// wrote to since, interrupts no more: QEMU's board takes such an interrupt for one event, and there are kernels
+    /// that never read IIR.
     fn completed(&mut self) {
         if core::mem::take(&mut self.thre_seen) {
             self.thre = false;
         }
     }
 
-    /// Some time has passed since the last byte was written.
+    /// Sends waiting bytes, some time after the last byte was written.
     fn moment(&mut self, outside: &mut dyn Outside) {
         self.send(outside);
         if core::mem::take(&mut self.draining) {
@@ -375,7 +376,7 @@ impl Device for Uart {
         }
     }
 
-    /// What came from the outside is still there to be read.
+    /// Resets the UART. Bytes that came from the outside can still be read.
     fn reset(&mut self) {
         *self = Self { received: core::mem::take(&mut self.received), ..Self::default() };
     }

@@ -1,7 +1,7 @@
-//! Brief exits: those that are over so soon that their hart need not say that it has left the guest.
+//! Brief exits: exits that are over so soon that their hart need not say that it has left the guest.
 //!
-//! They wait for nobody: a lock that somebody has makes them exits like all others. What they change of the VM's tables they change
-//! with its `memory` held, and it is nothing that another hart has to be told of.
+//! A brief exit waits for no other hart: if a lock is held, the exit is handled like all others. It changes the VM's
+//! tables with the VM's `memory` held, and only in ways that no other hart has to be told of.
 
 use super::memory;
 use super::mmio;
@@ -21,8 +21,8 @@ pub fn send_byte<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode
     if run.context.brief.are_of_guest_page() { mmio::sends(run) } else { mmio::sends_by_way(run, privilege, mem) }
 }
 
-/// The kind of the vCPU's exit by this cause, one of those that it has named ([`rv::BriefCauses`]) and not by an instruction. `None` if it
-/// is not brief.
+/// Returns the kind of the vCPU's exit by this cause, one of those that it has named ([`rv::BriefCauses`]) and not by
+/// an instruction. `None` if it is not brief.
 #[inline(always)]
 #[must_use]
 pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
@@ -34,7 +34,7 @@ pub fn kind_of(run: &VcpuRun, cause: u64) -> Option<Kind> {
     }
 }
 
-/// The kind of an exit by the instruction that its trap value is.
+/// Returns the kind of an exit by the instruction that its trap value is.
 #[inline(always)]
 #[must_use]
 pub fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {

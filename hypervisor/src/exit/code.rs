@@ -8,8 +8,8 @@ use crate::vm::vcpu::VcpuRun;
 use mmu::shadow::GuestFence;
 use rv::Addr;
 
-/// The guest's code is not what it was at the trap, or where it was: the hart looks again, and finds what the guest's
-/// tables say now.
+/// Makes the hart fetch the guest's code again, because it changed since the trap, or is elsewhere. The hart then
+/// follows the guest's present tables.
 pub(super) fn refetch<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let code = GuestFence { range: Some((Addr::new(run.context.pc), 4)), asid: None };
     run.vm.translation.fence(g, run, &code, env);

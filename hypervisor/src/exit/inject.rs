@@ -1,4 +1,4 @@
-//! Delivery of exceptions to the guest, as hardware would take them.
+//! Delivery of exceptions to the guest, as by hardware.
 
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
@@ -19,15 +19,15 @@ pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     Outcome::Resume
 }
 
-/// Nothing is there: what a machine answers with an access fault.
+/// Answers an access to nothing, like a machine: with an access fault.
 pub(super) fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     run.shared.counters.faults_denied.bump();
     let trap = Trap::new(access_fault(access), run.context.exit.tval);
     inject(run, &trap, env)
 }
 
-/// The change of the guest's trap registers at a trap (privileged spec, "Trap Entry", for a trap to S);
-/// returns where the guest goes on. `pc` and `from` are where and in which mode it was.
+/// Changes the guest's trap registers as at a trap (privileged spec, "Trap Entry", for a trap to S); returns the
+/// address at which the guest continues. `pc` and `from` are the guest's address and mode before.
 pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
     regs.vsepc = pc;
     regs.vscause = trap.exception.code();

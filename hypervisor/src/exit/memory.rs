@@ -10,8 +10,8 @@ use crate::vm::vcpu::VcpuRun;
 use alloc::format;
 use rv::{Access, Addr, Exception, Gpa};
 
-/// The guest touched a guest physical page that the G-stage does not allow (yet). Or it is no page of the guest's: a steered guest
-/// was denied a frame.
+/// Handles a guest-page fault: the guest touched a guest physical page that the G-stage does not allow (yet). Or it is
+/// no page of the guest's: a steered guest was denied a frame.
 pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     if let Some(faulted) = run.vm.translation.denied_frame(g, run, access, env) {
         return settled(g, run, faulted, env);
@@ -53,7 +53,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
     }
 }
 
-/// A page fault that came to Gnomon.
+/// Handles a page fault that came to Gnomon.
 // A call of its own would cost a twentieth of most.
 #[inline(always)]
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
@@ -61,20 +61,20 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     settled(g, run, faulted, env)
 }
 
-/// An access fault that came to Gnomon.
+/// Handles an access fault that came to Gnomon.
 #[inline(never)]
 pub(super) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
     let faulted = run.vm.translation.access_fault(g, run, exception, env);
     settled(g, run, faulted, env)
 }
 
-/// A fault on shadow tables of which something is known.
+/// Handles a fault on shadow tables of which something is known.
 pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Outcome {
     let faulted = run.vm.translation.known_fault(g, run, known, env);
     settled(g, run, faulted, env)
 }
 
-/// How the guest goes on after a fault: mostly it just does.
+/// Returns the outcome of a fault: mostly the guest just continues.
 #[inline(always)]
 fn settled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
     match faulted {
@@ -83,7 +83,7 @@ fn settled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E)
     }
 }
 
-/// The guest does not just go on.
+/// Handles the rare results of a fault, after which the guest does not just continue.
 // What it takes would be in the frame of all exits.
 #[inline(never)]
 fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut E) -> Outcome {
@@ -96,7 +96,7 @@ fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut 
     }
 }
 
-/// The vCPU waits until something has happened that it may wait for, since there were `before` such events.
+/// Makes the vCPU wait for an event of the pager's, unless there were any since there were `before` of them.
 #[cold]
 #[inline(never)]
 pub(crate) fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
@@ -105,7 +105,7 @@ pub(crate) fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome
     if g.pager.events() == before { Outcome::Later } else { Outcome::Resume }
 }
 
-/// An access to guest physical memory where there is no RAM.
+/// Handles an access to guest physical memory where there is no RAM.
 #[inline]
 fn outside_ram<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, gpa: Addr<Gpa>, env: &mut E) -> Outcome {
     match run.vm.device_at(gpa.raw()) {

@@ -15,7 +15,8 @@ use core::sync::atomic::Ordering;
 use rv::insn::{MemInsn, MemOp, byte_store, byte_store_from_tinst};
 use rv::{Access, Mode, PhysMem};
 
-/// A guest-page fault that may be of a `sb` to where the UART takes bytes to send: output makes so many of them.
+/// Handles a guest-page fault that may be of a `sb` to the register by which the UART sends: output makes so many of
+/// them.
 // Within the handling of all exits, its frame would be theirs.
 #[inline(never)]
 pub(super) fn sends(run: &mut VcpuRun) -> Brief {
@@ -31,7 +32,7 @@ pub(super) fn sends(run: &mut VcpuRun) -> Brief {
     }
 }
 
-/// The same for a page fault on shadow tables, by a way that the vCPU remembers.
+/// Sends by a page fault on shadow tables, by a way that the vCPU remembers.
 #[inline(never)]
 pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
     let context = &run.context;
@@ -56,7 +57,7 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
     }
 }
 
-/// Whether `tinst` says anything of the instruction: it may be 0, or be about an implicit access.
+/// Returns whether `tinst` describes the instruction: it may be 0, or describe an implicit access.
 const fn tells_instruction(tinst: u64) -> bool {
     tinst & 1 != 0
 }
@@ -83,7 +84,7 @@ fn send(run: &mut VcpuRun, (rs, length): (u8, u8)) -> bool {
     true
 }
 
-/// A page fault of a store that is known to send a byte, where more comes of it.
+/// Handles a page fault of a store that is known to send a byte, if that has further effects.
 pub(super) fn send_whatever_comes<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -95,7 +96,8 @@ pub(super) fn send_whatever_comes<E: Env>(
     perform(g, run, insn, (Target::Device(0), 0), env)
 }
 
-/// A load or store that reaches a device of the board, at that offset of its registers, from which on it has so many bytes.
+/// Handles a load or store that reaches a device of the board, at that offset of its registers, from which on it has so
+/// many bytes.
 pub(super) fn access<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -138,12 +140,12 @@ fn count(run: &VcpuRun, target: Target) {
     }
 }
 
-/// Whether an access to it may have sent something to other VMs.
+/// Returns whether an access to the target may have sent something to other VMs.
 const fn may_send(target: Target) -> bool {
     !matches!(target, Target::Plic | Target::Device(0))
 }
 
-/// A load or store of all its bytes at an offset of a device's registers.
+/// Performs a load or store of all its bytes at an offset of a device's registers.
 #[inline]
 fn perform<E: Env>(
     g: &Gnomon,

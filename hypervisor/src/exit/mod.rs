@@ -97,8 +97,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     }
 }
 
-/// An instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S
-/// mode, any that is illegal.
+/// Handles an instruction that Gnomon chose to trap, or one that only a hypervisor may execute; from guests in S mode,
+/// any that is illegal.
 fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
     // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).

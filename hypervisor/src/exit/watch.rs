@@ -1,8 +1,8 @@
-//! The watch over guests that can make no progress, and of which no exit need tell.
+//! The watch over guests that can make no progress, possibly without any exit.
 //!
-//! A kernel whose trap handler cannot be fetched traps there for ever: RISC-V has no double fault. On hardware it
-//! would spin until somebody turns the machine off; here its VM ends with a message. That takes proof, for user mode
-//! can make each single look suspicious (a jump to the handler's address is a fetch fault there, and the timer may come at the
+//! A kernel whose trap handler cannot be fetched traps there for ever: RISC-V has no double fault. On hardware it would
+//! spin until the machine is turned off; here its VM ends with a message. That takes proof, for user mode can make each
+//! single look suspicious (a jump to the handler's address is a fetch fault there, and the timer may come at the
 //! handler's first instruction):
 //!
 //! 1. the vCPU is in supervisor mode at its handler, and came there from supervisor mode by a fetch fault at the
@@ -21,7 +21,7 @@ use rv::{Exception, Mode};
 
 /// Looks at the vCPU that is loaded, at host time `now`; the next look comes `interval` ticks later.
 ///
-/// Returns what there is to say if it is proven that the guest will never again execute an instruction.
+/// Returns a message if it is proven that the guest will never again execute an instruction.
 // Once a second: what it takes is not to be in the frame of each tick.
 #[cold]
 #[inline(never)]

@@ -1,5 +1,5 @@
-//! What the exit path needs from the hart it runs on. The binary implements it with instructions,
-//! tests with plain data.
+//! The services that the exit path needs from the hart it runs on. The binary implements it with instructions, tests
+//! with plain data.
 
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
@@ -8,38 +8,38 @@ use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
 pub trait Env {
-    /// How host RAM is reached.
+    /// The access to host RAM.
     type Mem: PhysMem;
 
-    /// Host RAM.
+    /// Returns host RAM.
     fn mem(&self) -> Self::Mem;
-    /// The number of this hart, an index into [`crate::gnomon::Gnomon::harts`].
+    /// Returns the number of this hart, an index into [`crate::gnomon::Gnomon::harts`].
     fn hart(&self) -> usize;
-    /// The host's `time`.
+    /// Returns the host's `time`.
     fn now(&self) -> u64;
-    /// The guest's privilege when it trapped.
+    /// Returns the guest's privilege when it trapped.
     fn privilege(&self) -> Mode;
-    /// The privilege that the guest goes on with.
+    /// Sets the privilege that the guest continues with.
     fn set_privilege(&mut self, mode: Mode);
-    /// The loaded vCPU's trap registers.
+    /// Returns the loaded vCPU's trap registers.
     fn trap_regs(&self) -> VsTrapRegs;
-    /// Of those, `vsstatus` alone.
+    /// Returns `vsstatus` alone.
     fn status(&self) -> u64;
     /// Writes them back (`vstvec` is not changed).
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
-    /// The guest's `senvcfg`; 0 if the hart has none.
+    /// Returns the guest's `senvcfg`; 0 if the hart has none.
     fn user_environment(&self) -> u64;
-    /// The `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
+    /// Returns the `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
-    /// Whether an interrupt is pending for the loaded vCPU that its `sie` enables (whatever SIE is: that
-    /// is when WFI ends).
+    /// Returns whether an interrupt is pending for the loaded vCPU that its `sie` enables, whatever SIE is: WFI ends
+    /// then.
     fn interrupt_pending(&self) -> bool;
     /// Raises or lowers the loaded vCPU's timer interrupt (`hvip.VSTIP`, in S mode `mip.STIP`), for guests without Sstc.
     fn set_timer_interrupt(&mut self, high: bool);
     /// Raises or lowers the loaded vCPU's software interrupt (`hvip.VSSIP`, in S mode `mip.SSIP`).
     fn set_software_interrupt(&mut self, high: bool);
-    /// The deadline of this vCPU, which is the loaded one, has changed in a brief exit: Gnomon's timer is set for what comes first. After
-    /// all others it is anyway.
+    /// Sets Gnomon's timer to the earliest deadline, after a brief exit has changed the deadline of the loaded vCPU.
+    /// After other exits the timer is set anyway.
     fn deadline_changed(&mut self, run: &VcpuRun);
     /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
     fn set_guest_deadline(&mut self, deadline: u64);
@@ -52,9 +52,10 @@ pub trait Env {
     /// to Gnomon. Nothing that is not this vCPU's stays in the TLB under its tags. A root is still to be loaded. `steered`: the VM is,
     /// so it is denied the frame that poison leads to.
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool);
-    /// The loaded vCPU changes from one of the two to the other: until that is prepared, no table translates, and its `vsatp` is gone.
+    /// Prepares for the loaded vCPU's change from one of the two kinds of tables to the other: until that is prepared,
+    /// no table translates, and its `vsatp` is gone.
     fn leave_tables(&mut self);
-    /// Bits of ASIDs that this hart's own registers have.
+    /// Returns the number of ASID bits of this hart's own registers.
     fn asid_bits(&self) -> u32;
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
@@ -68,19 +69,19 @@ pub trait Env {
     fn fence_shadows(&mut self);
     /// Removes those of its present shadow root.
     fn fence_guest_root(&mut self);
-    /// The address of the lane's jump table for a root.
+    /// Returns the address of the lane's jump table for a root.
     fn lane_table(&self, root: &Root) -> u64;
-    /// Lets this hart fetch what was stored before (`fence.i`).
+    /// Makes this hart fetch what was stored before (`fence.i`).
     fn fence_instructions(&mut self);
-    /// This hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for it: unless
-    /// an earlier one is still owed, nothing is owed for this one.
+    /// Notes that this hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for
+    /// it: unless an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// This hart calls [`crate::io::serial::go_on`] soon, whatever its guest does; and looks after the devices of the guest in that slot
-    /// then, if one is named.
+    /// Makes this hart call [`crate::io::serial::go_on`] soon, whatever its guest does; if a guest's slot is named, it
+    /// then serves that guest's devices.
     fn attend_soon(&mut self, guest: Option<usize>);
-    /// The same at `time` of the host, or a little later, for that guest.
+    /// Like [`Env::attend_soon`], but at `time` of the host or a little later, for the devices of that guest.
     fn attend_at(&mut self, time: u64, guest: usize);
-    /// This hart calls [`crate::life::lifecycle::go_on`] within a millisecond or so, whatever its guest does.
+    /// Makes this hart call [`crate::life::lifecycle::go_on`] within a millisecond or so, whatever its guest does.
     fn go_on_soon(&mut self);
     /// Lets hardware know that this is a busy-waiting loop.
     fn relax(&self) {

@@ -17,44 +17,45 @@ use mmu::frames::Frames;
 /// Most harts that Gnomon uses; the rest stay parked.
 pub const MAX_HARTS: usize = 64;
 
-/// What all harts may see of one.
+/// The state of a hart that all harts may see.
 #[derive(Debug, Default)]
 pub struct HartShared {
     sequence: AtomicU64,
     vm: AtomicUsize,
     /// Host RAM, with some at its hand.
     pub frames: Frames,
-    /// Whether it waits for work.
+    /// Set while the hart waits for work.
     pub idle: AtomicBool,
-    /// Whether a vCPU is loaded. Nobody else writes it.
+    /// Set while a vCPU is loaded. Only the hart itself writes it.
     pub has_guest: AtomicBool,
-    /// Whether its vCPU keeps it although it waits for another one's store, because nobody else was ready.
+    /// Set while the hart's vCPU keeps it although the vCPU waits for another one's store, because no other vCPU was
+    /// ready.
     pub spins: AtomicBool,
-    /// Devices of the host's (by bit) that another hart has left to this one to handle. It is kicked after that.
+    /// Devices of the host (by bit) that another hart has left to this one to handle. It is kicked after that.
     pub sources: AtomicU64,
-    /// What it did.
+    /// The hart's counters.
     pub counters: HartCounters,
-    /// What it notes for whoever asks.
+    /// The hart's notes, for the probe.
     pub probe: Noted,
 }
 
 impl HartShared {
-    /// A hart that takes its frames from there.
+    /// Makes the state of a hart that takes its frames from there.
     #[must_use]
     pub fn new(frames: Frames) -> Self {
         Self { frames, ..Self::default() }
     }
 
-    /// Says that this hart is about to enter the guest in slot `vm`. What must be known for that is
-    /// looked at after this call.
+    /// Announces that this hart is about to enter the guest in slot `vm`. The conditions for that are checked after
+    /// this call.
     #[inline(always)]
     fn entering(&self, vm: usize) {
         self.vm.store(vm, Ordering::Relaxed);
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// ANNOUNCED: says that this hart is about to enter the guest in slot `vm`, *then* looks whether nothing is to be done before.
-    /// If something is, takes it back and returns false.
+    /// ANNOUNCED: announces that this hart is about to enter the guest in slot `vm`, *then* checks that nothing is to
+    /// be done before. If something is, takes it back and returns false.
     #[inline(always)]
     #[must_use]
     pub fn announce(&self, vm: usize, is_ready: impl FnOnce() -> bool) -> bool {
@@ -66,19 +67,19 @@ impl HartShared {
         is_ready
     }
 
-    /// Says that this hart has left its guest, or did not enter after all.
+    /// Announces that this hart has left its guest, or did not enter after all.
     pub fn left(&self) {
         self.sequence.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the hart is in (or about to enter) the guest in slot `vm`.
+    /// Returns the hart's sequence number if it is in (or about to enter) the guest in slot `vm`.
     fn in_guest_of(&self, vm: usize) -> Option<u64> {
         let sequence = self.sequence.load(Ordering::SeqCst);
         (sequence & 1 == 1 && self.vm.load(Ordering::Relaxed) == vm).then_some(sequence)
     }
 }
 
-/// The numbers of the harts of a set: one bit for each.
+/// Returns the numbers of the harts of a set: one bit for each.
 pub fn each(set: u64) -> impl Iterator<Item = usize> {
     let but_lowest = |left: &u64| Some(left & left.wrapping_sub(1));
     core::iter::successors(Some(set), but_lowest)
@@ -86,7 +87,7 @@ pub fn each(set: u64) -> impl Iterator<Item = usize> {
         .map(|left| left.trailing_zeros() as usize)
 }
 
-/// Those harts of a set (by bit) that are not in the guest in slot `vm`.
+/// Returns those harts of a set (by bit) that are not in the guest in slot `vm`.
 #[must_use]
 pub fn outside(harts: &[HartShared], vm: usize, set: u64) -> u64 {
     each(set).filter(|hart| harts[*hart].in_guest_of(vm).is_none()).fold(0, |outside, hart| outside | 1 << hart)

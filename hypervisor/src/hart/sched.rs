@@ -1,11 +1,12 @@
-//! Who runs where: for each hart a queue of those that are ready, and a list of those that wait, behind a lock of its own.
+//! The scheduler: for each hart a queue of ready vCPUs and a list of waiting ones, behind a lock of its own.
 //!
-//! While there are no more started vCPUs than harts, each has a hart to itself, WFI stays in the
-//! guest and no slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.
+//! While there are no more started vCPUs than harts, each vCPU has a hart to itself, WFI stays in the guest and no
+//! slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.
 //!
-//! A hart takes whoever has been ready longest on the whole machine, from its own queue or another's. So all get as much as
-//! from one queue, and no lock is common to all harts. A vCPU that gave its hart away because it waits for another one's store
-//! counts as ready only somewhat later ([`Sched::requeue`]): first comes who can make progress.
+//! A hart takes the vCPU that has been ready longest on the whole machine, from its own queue or another's. So all
+//! vCPUs get as much as from one queue, and no lock is common to all harts. A vCPU that gave its hart away because it
+//! waits for another one's store counts as ready only somewhat later ([`Sched::requeue`]): vCPUs that can make progress
+//! come first.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::SeqCst;
@@ -18,7 +19,7 @@ use alloc::vec::Vec;
 
 /// vCPUs that are started and on no hart.
 pub struct Sched {
-    /// By hart.
+    /// The queues, by hart.
     queues: Vec<Queue>,
     /// vCPUs that are started, less the harts.
     surplus: AtomicIsize,
@@ -73,7 +74,7 @@ impl Queue {
 }
 
 impl Sched {
-    /// No vCPUs yet, for so many harts.
+    /// Makes queues without vCPUs, for `harts` harts.
     #[must_use]
     pub fn new(harts: usize) -> Self {
         let queue = || Queue { lists: Mutex::default(), since: AtomicU64::new(u64::MAX) };
@@ -82,26 +83,27 @@ impl Sched {
         Self { queues, surplus: AtomicIsize::new(-(harts as isize)) }
     }
 
-    /// vCPUs that are started: ready, waiting or on a hart.
+    /// Returns the number of started vCPUs: ready, waiting or on a hart.
     #[must_use]
     pub fn started_count(&self) -> usize {
         (self.surplus.load(SeqCst) + self.queues.len() as isize) as usize
     }
 
-    /// Whether there are more of them than harts. Whoever changes that kicks the harts that must know.
+    /// Returns whether there are more started vCPUs than harts. The hart that changes that kicks the harts that must
+    /// know.
     #[inline(always)]
     #[must_use]
     pub fn is_overcommitted(&self) -> bool {
         self.surplus.load(SeqCst) > 0
     }
 
-    /// Since when the vCPU that comes next is ready, in host time; `u64::MAX` if none is.
+    /// Returns the host time since when the next vCPU is ready; `u64::MAX` if none is.
     #[must_use]
     pub fn ready_since(&self) -> u64 {
         self.queues.iter().map(|queue| queue.since.load(SeqCst)).min().unwrap_or(u64::MAX)
     }
 
-    /// Whether a vCPU is ready to run.
+    /// Returns whether a vCPU is ready to run.
     #[must_use]
     pub fn has_ready(&self) -> bool {
         self.ready_since() != u64::MAX
@@ -115,7 +117,7 @@ impl Sched {
         became_overcommitted
     }
 
-    /// Says that a vCPU, on a hart until now, is no longer started.
+    /// Notes that a vCPU, on a hart until now, is no longer started.
     pub fn stopped(&self) {
         self.surplus.fetch_sub(1, SeqCst);
     }
@@ -161,7 +163,7 @@ impl Sched {
         })
     }
 
-    /// The vCPU that has been ready longest, for `hart`.
+    /// Takes the vCPU that has been ready longest, for `hart`.
     #[must_use]
     pub fn take(&self, hart: usize) -> Option<Box<VcpuRun>> {
         loop {
@@ -178,8 +180,8 @@ impl Sched {
         }
     }
 
-    /// Takes all vCPUs of the VM of that number that are ready or wait; they are no longer started. One that comes to a queue meanwhile may
-    /// be missed: whoever takes it finds what was posted to it.
+    /// Takes all vCPUs of the VM of that number that are ready or wait; they are no longer started. A vCPU that is
+    /// queued meanwhile may be missed: the hart that takes it finds what was posted to it.
     pub fn remove_vm(&self, vm: u64) -> Vec<Box<VcpuRun>> {
         let mut out = Vec::new();
         for queue in &self.queues {

@@ -23,13 +23,13 @@ impl<E: Env> Reach<'_, E> {
     }
 }
 
-/// What a device is told when memory cannot be reached.
+/// Converts the reason why memory cannot be reached, for a device.
 fn unreached(why: Unreachable) -> Unreached {
     // A VM without memory is on its way to start over: before it has some again, its devices are reset.
     if why.is_for_now() || matches!(why, Unreachable::Gone) { Unreached::Later } else { Unreached::Nowhere }
 }
 
-/// The aligned doubleword around `hpa`, and by how many bits what is there is shifted in it.
+/// Returns the aligned doubleword around `hpa`, and the number of bits by which the value at `hpa` is shifted in it.
 fn word(hpa: Addr<Hpa>) -> (Addr<Hpa>, u32) {
     (hpa.align_down(8), 8 * (hpa.raw() % 8) as u32)
 }

@@ -22,7 +22,7 @@ pub fn update<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env
     }
 }
 
-/// The same after an access to a device: mostly its line has not changed.
+/// Passes on the devices' lines after an access to one device: mostly its line has not changed.
 pub fn settle<E: Env>(g: &Gnomon, vm: &Vm, (mut devices, target): (MutexGuard<'_, Devices>, Target), env: &mut E) {
     let has_changed = match target {
         Target::Plic => true,
@@ -37,7 +37,7 @@ pub fn settle<E: Env>(g: &Gnomon, vm: &Vm, (mut devices, target): (MutexGuard<'_
     }
 }
 
-/// The same after what may have changed the lines of several devices.
+/// Passes on the devices' lines after an event that may have changed several of them.
 pub fn settle_all<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
     if devices.pass_lines() {
         update(g, vm, devices, env);

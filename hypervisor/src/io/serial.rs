@@ -1,4 +1,4 @@
-//! The host's serial port and the guests: what they print, and what is typed for them.
+//! The host's serial port and the guests: their output, and their input.
 
 use crate::backend::console::{Command, Left};
 use crate::backend::disks::Port;
@@ -26,7 +26,7 @@ pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usi
     taken
 }
 
-/// A disk has interrupted: whose it is goes on with what it has finished.
+/// Handles a disk's interrupt: its guest goes on with the finished requests.
 pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     let (user, is_now) = {
         let mut port = port.lock();
@@ -39,7 +39,7 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     }
 }
 
-/// A share's device has interrupted: whose it is goes on with what was answered.
+/// Handles the interrupt of a share's device: its guest goes on with the answers.
 pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E) {
     let user = {
         let mut port = port.lock();
@@ -49,13 +49,13 @@ pub fn attend_share<E: Env>(g: &Gnomon, port: &Mutex<shares::Port>, env: &mut E)
     resume(g, user, env);
 }
 
-/// The host's entropy device has interrupted: whose bytes have come goes on.
+/// Handles the interrupt of the host's entropy device: the guest whose bytes have come goes on.
 pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
     let user = g.offer.entropy.as_ref().and_then(|source| source.lock().attend());
     resume(g, user, env);
 }
 
-/// The VM goes on with what a device of the host's has done for it, if it is still there.
+/// Continues a VM with the finished work of a host's device, if the VM still exists.
 fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
     if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
         give_moment(g, &vm, env);
@@ -63,14 +63,14 @@ fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
     }
 }
 
-/// The host's network device has interrupted.
+/// Handles the interrupt of the host's network device.
 pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     g.offer.network.acknowledge();
     deliver(g, env);
 }
 
-/// Looks after those that frames wait for, and after what has come from the world: a portion, and what is left a moment later. To be
-/// called when a device may have sent something, with no lock held.
+/// Serves the cards that frames wait for, and the frames that have come from the world: a portion, and the rest a
+/// moment later. To be called when a device may have sent something, with no lock held.
 #[inline]
 pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
     if g.offer.network.has_work() {
@@ -111,7 +111,7 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// The same, after what the guest's UART still has to send: nothing, if that is not taken.
+/// Prints bytes after the rest of the output of the guest's UART; prints nothing if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
     if vm.has_moment.load(Ordering::SeqCst) {
         give_moment(g, vm, env);
@@ -136,7 +136,7 @@ fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     lines::settle_all(g, vm, devices, env);
 }
 
-/// How far a guest's devices reach, from this hart.
+/// The access of a guest's devices to the outside, from this hart.
 pub struct Reach<'a, E> {
     /// All.
     pub g: &'a Gnomon,
@@ -144,16 +144,16 @@ pub struct Reach<'a, E> {
     pub vm: &'a Vm,
     /// The hart.
     pub env: &'a mut E,
-    /// What becomes of output.
+    /// The handling of output.
     pub output: Output,
 }
 
-/// What becomes of output.
+/// The handling of output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// It is printed, with what others have left.
+    /// The output is printed, together with output that was left.
     Print,
-    /// It is left for whoever prints next.
+    /// The output is left for the next hart that prints.
     Leave,
 }
 
@@ -203,7 +203,7 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 }
 
-/// The guest makes no more output in this life: what its UART still has to send joins the rest.
+/// Ends the guest's output in this life: the bytes that its UART still has to send join the rest.
 pub fn last_words(g: &Gnomon, vm: &Vm) {
     let mut devices = vm.devices.lock();
     g.console.append(vm.slot(), devices.uart.sending());
@@ -211,8 +211,8 @@ pub fn last_words(g: &Gnomon, vm: &Vm) {
     devices.uart.sent(count);
 }
 
-/// Goes on with output that is left, with frames that wait, and with the devices of `guests` (by bit): those that this hart was to look
-/// after.
+/// Continues with output that is left, with frames that wait, and with the devices of `guests` (by bit), which this
+/// hart was to serve.
 pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     /// Guests that are looked after at once.
     const AT_ONCE: u32 = 2;
@@ -246,8 +246,8 @@ fn print_left<E: Env>(g: &Gnomon, env: &mut E) {
     }
 }
 
-/// The port wants attention: prints what it has room for, and takes in what was typed, as far as the guests have room for
-/// that. Returns what a key asks for beyond that.
+/// Handles the port's interrupt: prints as much as it has room for, and takes in what was typed, as far as the guests
+/// have room for that. Returns the command of a key, if there is one.
 pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     print_left(g, env);
     while has_taker(g)
@@ -267,7 +267,7 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
     None
 }
 
-/// Types bytes on a guest's console, as many as it has room for; returns how many. What else is typed there comes in between.
+/// Types bytes on a guest's console, as many as it has room for; returns the number. Other input comes in between.
 pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
     let mut devices = vm.devices.lock();
     let mut taken = 0;
@@ -279,7 +279,7 @@ pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize 
     taken
 }
 
-/// Something was typed: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
+/// Passes input on: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
 fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
     // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
     if devices.find::<Mmio<Console>>().is_none() || vm.is_frozen.load(Ordering::SeqCst) {
@@ -289,8 +289,8 @@ fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>,
     lines::settle_all(g, vm, devices, env);
 }
 
-/// Whether somebody has room for the next byte. If not, input stays in the port, which passes that on to whoever
-/// sends.
+/// Returns whether there is room for the next byte. If not, input stays in the port, which passes that on to the
+/// sender.
 fn has_taker(g: &Gnomon) -> bool {
     // Asked anew each time: somebody else may listen by now.
     let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));
@@ -307,7 +307,7 @@ fn has_taker(g: &Gnomon) -> bool {
     has_room
 }
 
-/// To be called when input was taken from the UART: passes its line on, and there may be room for more.
+/// Passes the UART's line on after input was taken from it; there may be room for more.
 pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
     let has_room = devices.uart.has_room();
     lines::settle(g, vm, (devices, UART), env);

@@ -1,5 +1,5 @@
-//! What a VM has from its start to its end, or its next start: memory, devices as after a reset, and a device tree. It is made in
-//! portions.
+//! Building a VM: the resources that it has from its start to its end, or to its next start. These are memory, devices
+//! as after a reset, and a device tree. It is made in portions.
 
 use crate::device::board;
 use crate::device::offer::GuestMode;
@@ -42,15 +42,15 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     Ok(translation.lists(config))
 }
 
-/// Why a VM is not built.
+/// The reason why a VM is not built.
 pub(crate) enum Unbuilt {
     /// There is no frame for it now.
     NoFrame(AllocError),
-    /// It cannot be, with a message.
+    /// The VM cannot be built, with a message.
     Never(String),
 }
 
-/// Prepares some of the lists. Returns whether all are there.
+/// Prepares some of the lists. Returns whether all are prepared.
 ///
 /// # Errors
 /// If there is no memory for them now. The same goes on with it when there is.
@@ -142,7 +142,7 @@ pub(crate) fn wire<E: Env>(
     Ok(Some(page))
 }
 
-/// What a VM may own, in frames: its RAM, the tables for it, some to spare for tables of sparse
+/// Returns the number of frames that a VM may own: its RAM, the tables for it, some to spare for tables of sparse
 /// regions, and its shadow tables. Documented in `docs/memory.md`.
 fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     let ram = config.memory_bytes / PAGE_BYTES;
@@ -150,7 +150,8 @@ fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
     most + ram / 256 + 64 + table_frames
 }
 
-/// Whether the host can keep what it promises to all VMs that there are. If they may want more than it has, pages will have to go.
+/// Checks that the host can keep its promises to all present VMs. If they may want more memory than it has, pages will
+/// have to go.
 fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
     let config = &vm.config;
     if config.reserve_bytes > config.limit_bytes.unwrap_or(config.memory_bytes).min(config.memory_bytes) {
@@ -173,7 +174,7 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
     Ok(())
 }
 
-/// Says how the VM's memory is virtualized, and who chose.
+/// Prints the mode in which the VM's memory is virtualized, and whether it is the default.
 fn announce(g: &Gnomon, vm: &Vm) {
     let mode = g.offer.mode(&vm.config);
     let who = match (vm.config.mmu, g.offer.guest) {
@@ -222,7 +223,7 @@ impl Fence<Gpa> for Unseen {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
 }
 
-/// RAM: images where there are segments, anonymous memory elsewhere.
+/// Returns the regions of RAM: images where there are segments, anonymous memory elsewhere.
 fn regions(g: &Gnomon, config: &VmConfig) -> Result<Vec<Region>, String> {
     let prot = Prot::R | Prot::W | Prot::X;
     let end = GUEST_RAM_BASE + config.memory_bytes;

@@ -1,5 +1,5 @@
-//! 1 GiB by one leaf: VMs that ask for it are given whole GiB before they start, 2 MiB after 2 MiB from one GiB of the host's, which then
-//! are joined. Where that cannot be, memory comes by demand as everywhere.
+//! 1 GiB by one leaf: VMs that ask for it are given whole GiB before they start, 2 MiB after 2 MiB from one GiB of the
+//! host's, which then are joined. If that is not possible, memory comes by demand as for other VMs.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -12,7 +12,8 @@ use mmu::gstage::Ready;
 use rv::{Access, Addr, Level, PAGE_BYTES};
 
 impl Gigapages {
-    /// All that a VM is to be given, if it asks for any. Where it may not keep all of its RAM in memory, it gets none.
+    /// Returns the whole GiB that a VM is to be given, if it asks for any. A VM that may not keep all of its RAM in
+    /// memory gets none.
     pub fn of(g: &Gnomon, vm: &Vm) -> Option<Self> {
         let config = &vm.config;
         let may_have = config.gigapages && config.superpages && config.limit_bytes.is_none();
@@ -59,7 +60,8 @@ impl Gigapages {
         Some(self)
     }
 
-    /// Goes on with the 2 MiB that are being made ready, and joins the GiB with the last. Whether there was memory for it.
+    /// Continues with the 2 MiB that are being made ready, and joins the GiB with the last. Returns whether there was
+    /// memory for it.
     fn give<E: Env>(&mut self, g: &Gnomon, vm: &Vm, frames: &Frames, env: &mut E) -> bool {
         match vm.reach(g, (self.page.base(), Access::Store), &mut self.ready, env) {
             Ok(_) => {
@@ -80,13 +82,13 @@ impl Gigapages {
         }
     }
 
-    /// Nothing more is given.
+    /// Ends the gift, and gives back the memory that was made ready.
     pub fn discard(self, frames: &Frames) -> Option<Self> {
         self.ready.discard(frames);
         None
     }
 
-    /// The GiB around the next page comes by demand, or the rest of it.
+    /// Skips the GiB around the next page, or the rest of it: it comes by demand.
     fn pass(&mut self) {
         self.page = self.page.align_down(Level::GIGA.pages()).add(Level::GIGA.pages());
         self.place = Place::ANYWHERE;

@@ -1,4 +1,4 @@
-//! What a hart does that has no vCPU to run, in portions: for as long as there is something, it does not wait.
+//! Work of a hart that has no vCPU to run, in portions: for as long as there is some, the hart does not wait.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

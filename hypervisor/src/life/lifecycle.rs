@@ -1,5 +1,5 @@
-//! How VMs are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and have its memory and its
-//! slot then.
+//! The life of VMs: they are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and
+//! have its memory and its slot then.
 //!
 //! ```text
 //!  wish ──► create ──► start ──► running ◄──► paused      create: a slot, the VM, its vCPUs, its console
@@ -9,8 +9,8 @@
 //!                             └──► destroy
 //! ```
 //!
-//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the
-//! harts notice [`request::PARK`]. Whoever parks the last one does what remains.
+//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the harts notice
+//! [`request::PARK`]. The hart that parks the last one does the rest.
 
 use crate::device::board;
 use crate::device::offer::GuestMode;
@@ -61,7 +61,7 @@ pub fn create<E: Env>(g: &Gnomon, wish: Wish, env: &mut E) -> Option<Arc<Vm>> {
     }
 }
 
-/// A VM that cannot be created: what is told of it, and why.
+/// The report of a VM that cannot be created, and the reason.
 type Refused = (Report, EndReason);
 
 fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
@@ -86,7 +86,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
     moved_in.ok_or_else(|| refused(EndReason::NotStarted { message: format!("there are {MAX_VMS} VMs already") }))
 }
 
-/// A device that a VM is to have and the machine has not.
+/// Returns a device that a VM is to have and the machine does not have.
 fn lacking(g: &Gnomon, config: &VmConfig) -> Option<String> {
     let disk = config.disks.iter().find(|number| g.offer.disks.get(**number).is_none());
     let disk = disk.map(|number| abi::disk_serial(*number));
@@ -132,7 +132,7 @@ fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     }
 }
 
-/// A VM cannot start.
+/// Ends a VM that cannot start.
 fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
     {
         let mut phase = vm.phase.lock();
@@ -172,7 +172,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
     Ok(())
 }
 
-/// The first vCPU, as its VM's board says.
+/// Takes the first vCPU, reset to the state in which its VM's board starts it.
 #[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
 fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
@@ -276,7 +276,7 @@ pub fn put_aside<E: Env>(g: &Gnomon, run: Box<VcpuRun>, env: &mut E) {
     }
 }
 
-/// Lets a paused VM go on. Returns false if it is not paused.
+/// Resumes a paused VM. Returns false if it is not paused.
 pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     let aside = g.vms.tenant(vm, |tenant| tenant.paused.take()).flatten();
     let was_paused = aside.is_some();
@@ -288,7 +288,7 @@ pub fn resume<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> bool {
     was_paused
 }
 
-/// The VM goes on, or ends: no more of its snapshot is given out.
+/// Ends a snapshot: no more of it is given out, because the VM continues, or ends.
 pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
     let is_frozen = {
         let mut savings = vm.savings.lock();
@@ -329,10 +329,10 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     }
 }
 
-/// Why a vCPU that somebody has finds its VM's slot.
+/// The reason why a vCPU in hand implies that its VM is in its slot.
 const STAYS: &str = "a VM whose vCPUs are not all parked stays in its slot";
 
-/// What remains to be done for a VM that ends or restarts when all its vCPUs are parked.
+/// Does the rest for a VM that ends or restarts, when all its vCPUs are parked.
 fn leave<E: Env>(g: &Gnomon, vm: Arc<Vm>, env: &mut E) {
     {
         let mut phase = vm.phase.lock();
@@ -452,7 +452,7 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
     }
 }
 
-/// Why a VM is not built where frames are free.
+/// The reason why a VM is not built although frames are free.
 const IN_PIECES: &str = "no memory for its tables: what is free is in pieces";
 
 /// Builds a VM's memory, if there is room for it now.
@@ -480,8 +480,8 @@ fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mu
     Err(message)
 }
 
-/// A VM that is about to start needs a frame, and there is none: others' memory is taken back for it. The same is attempted again when
-/// some may be there.
+/// Takes back others' memory for a VM that is about to start and needs a frame, when there is none. The start is
+/// attempted again when there may be some.
 ///
 /// # Errors
 /// If nothing can be had so, or the VM's end is asked for.
@@ -495,12 +495,12 @@ fn wait_for_room<E: Env>(g: &Gnomon, vm: &Vm, error: AllocError, env: &mut E) ->
     }
 }
 
-/// Whether the end of a VM that is about to start is asked for: then nothing more is done for it.
+/// Returns whether the end of a VM that is about to start is asked for: then nothing more is done for it.
 fn is_to_end(vm: &Vm) -> bool {
     matches!(*vm.phase.lock(), Phase::Leaving(Departure::End(_)))
 }
 
-/// What comes when a VM's memory is built.
+/// Returns the work that follows when a VM's memory is built.
 fn built(g: &Gnomon, vm: &Vm, frames: &Frames) -> Work {
     let Some(gigapages) = Gigapages::of(g, vm) else { return Work::Furnish(Ready::Nothing) };
     g.chores.gigapages.fetch_add(1, Ordering::Relaxed);
@@ -508,7 +508,7 @@ fn built(g: &Gnomon, vm: &Vm, frames: &Frames) -> Work {
     Work::GiveGigapages(gigapages)
 }
 
-/// A VM that has no memory any more ends, or starts over.
+/// Ends a VM that has no memory any more, or starts it over.
 fn part<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     let phase = vm.phase.lock().clone();
     match phase {
@@ -522,7 +522,7 @@ fn part<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     }
 }
 
-/// Says that a VM is over, its memory given back, and destroys it.
+/// Reports that a VM is over, its memory given back, and destroys it.
 fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
     *vm.phase.lock() = Phase::Ended;
     let name = vm.config.name.as_str();
@@ -541,7 +541,7 @@ fn last_message(name: &str, reason: &EndReason) -> String {
     }
 }
 
-/// Frees the slot of a VM that has ended. Nothing of the VM is left but what is told of it: it goes with the last who holds it.
+/// Frees the slot of a VM that has ended. Only its report is left: the VM itself is freed with its last reference.
 fn destroy(g: &Gnomon, vm: &Vm) {
     let report = g.report(vm);
     drop(g.vms.move_out(vm.handle, report));

@@ -1,10 +1,10 @@
-//! Takes a snapshot of a paused VM, in pieces: what is asked for by the control channel.
+//! Takes a snapshot of a paused VM, in pieces: each is asked for by the control channel.
 //!
 //! ```text
 //!  Save::Begin ──► paused ──► all vCPUs aside, devices done with what they were asked for ──► frozen: the state is encoded
 //!                   Later ◄────────┘                                                            │
-//!  Save::Pages, Save::State ◄──── RAM and state, which nobody changes ◄─────────────────────────┤
-//!  Save::End, or resume, or stop ──► nobody can ask for more of it ◄────────────────────────────┘
+//!  Save::Pages, Save::State ◄──── RAM and state, which do not change ◄──────────────────────────┤
+//!  Save::End, or resume, or stop ──► no more of it can be asked for ◄───────────────────────────┘
 //! ```
 
 use crate::device::Devices;
@@ -167,13 +167,13 @@ fn state(vm: &Vm, id: u32, from: u32) -> Done<Vec<u8>> {
 #[repr(align(8))]
 struct Copy([u8; PAGE_BYTES as usize]);
 
-/// What a page is.
+/// The state of a page that a snapshot asks for.
 enum Seen {
-    /// It was copied out.
+    /// The page was copied out.
     Copied,
-    /// It is zero, and so are all up to that one.
+    /// The page is zero, and so are all up to that one.
     Zero(Pfn<Gpa>),
-    /// It has to be brought in, or mapped first.
+    /// The page has to be brought in, or mapped first.
     Away,
 }
 
@@ -218,7 +218,7 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Do
     Ok(answer)
 }
 
-/// Looks at a page without touching what the guest has not touched.
+/// Reads a page without touching memory that the guest has not touched.
 fn see(vm: &Vm, page: Pfn<Gpa>, copy: &mut [u8], mem: &impl PhysMem) -> Done<Seen> {
     let guard = vm.memory.lock();
     let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };

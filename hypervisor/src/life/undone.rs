@@ -1,26 +1,26 @@
-//! What is asked for by the control channel and is not done, or not yet.
+//! Requests of the control channel that are not done, or not yet.
 
 use crate::vm::Unreachable;
 use abi::control::Answer;
 use alloc::string::ToString;
 
-/// Why something was not done.
+/// The reason why a request was not done.
 pub(crate) enum Undone {
-    /// It will be at some time.
+    /// The request will be done at some time.
     Later,
-    /// It cannot be.
+    /// The request cannot be done.
     Refused(Answer),
 }
 
-/// What has come of it.
+/// The result of a request.
 pub(crate) type Done<T> = Result<T, Undone>;
 
-/// It cannot be done.
+/// Refuses a request, with a message.
 pub(crate) fn refuse<T>(why: &str) -> Done<T> {
     Err(Undone::Refused(Answer::Refused(why.into())))
 }
 
-/// What is answered.
+/// Returns the answer to a request.
 pub(crate) fn answer(done: Done<Answer>) -> Answer {
     match done {
         Ok(answer) => answer,

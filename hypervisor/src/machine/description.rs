@@ -18,13 +18,13 @@ pub struct Span {
 }
 
 impl Span {
-    /// The first address past the range.
+    /// Returns the first address past the range.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.start + self.bytes
     }
 
-    /// Whether `at` is in it.
+    /// Returns whether the span contains `at`.
     #[must_use]
     pub const fn contains(&self, at: u64) -> bool {
         at.wrapping_sub(self.start) < self.bytes
@@ -36,7 +36,7 @@ impl Span {
 pub struct HostHart {
     /// `mhartid`.
     pub id: u64,
-    /// What it can do.
+    /// The hart's instruction set.
     pub isa: Isa,
     /// The PLIC context that interrupts it in M mode.
     pub plic_machine: Option<u32>,
@@ -68,14 +68,14 @@ pub struct VirtioSlot {
     pub source: u32,
 }
 
-/// What the device tree says about the machine.
+/// The description of the machine that the device tree gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// Usable harts.
     pub harts: Vec<HostHart>,
     /// RAM.
     pub ram: Vec<Span>,
-    /// RAM that is somebody else's: the firmware's, or reserved in the tree.
+    /// RAM that is not Gnomon's: the firmware's, or reserved in the tree.
     pub reserved: Vec<Span>,
     /// The bundle, where the boot loader says it put an initrd.
     pub initrd: Option<Span>,
@@ -97,7 +97,7 @@ pub struct Machine {
     pub mmu_type: String,
 }
 
-/// Why a device tree cannot be used.
+/// The reason why a device tree cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TreeError(pub String);
 
@@ -115,7 +115,7 @@ fn cell(node: &FdtNode<'_>, name: &str) -> Option<u32> {
     node.property(name)?.value_as::<u32>().ok()
 }
 
-/// One or two cells, as `linux,initrd-start` may have.
+/// Returns a property of one or two cells, as `linux,initrd-start` may have.
 fn number(node: &FdtNode<'_>, name: &str) -> Option<u64> {
     let property = node.property(name)?;
     property.value_as::<u64>().or_else(|_| property.value_as::<u32>().map(u64::from)).ok()
@@ -144,7 +144,7 @@ fn spans(node: FdtNode<'_>) -> Result<Vec<Span>, TreeError> {
     Ok(out)
 }
 
-/// Every node below `node`, depth first.
+/// Visits every node below `node`, depth first.
 fn visit<'a>(
     node: FdtNode<'a>,
     depth: u32,
@@ -338,7 +338,7 @@ impl Machine {
         }
     }
 
-    /// What every hart can do: guests may run on any of them.
+    /// Returns the features that every hart has: guests may run on any of them.
     #[must_use]
     pub fn common_isa(&self) -> Isa {
         let mut all = self.harts.iter().map(|h| &h.isa);
@@ -347,7 +347,7 @@ impl Machine {
         common
     }
 
-    /// RAM less what is reserved and less `taken`, in whole pages, ascending.
+    /// Returns RAM less the reserved spans and less `taken`, in whole pages, ascending.
     #[must_use]
     pub fn free_ram(&self, taken: &[Span]) -> Vec<Span> {
         const PAGE: u64 = rv::PAGE_BYTES;

@@ -8,11 +8,11 @@ use rv::pte::{Leaf, PteFlags};
 use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
 
 /// Makes a G-stage of `format` that maps the RAM in `spans` onto itself, for everything, and nothing where poison leads
-/// ([`mmu::table::poison_leaf`]). Its leaves are the entries of its root, so walks are short; what else is in one with RAM is mapped,
-/// too. So it keeps nothing from a guest, but for that hole: whoever uses it has tables of Gnomon's in front. `root` are as many frames as a
-/// root has, in a row and aligned.
+/// ([`mmu::table::poison_leaf`]). Its leaves are the entries of its root, so walks are short; other addresses in an
+/// entry with RAM are mapped, too. So it keeps nothing from a guest except that hole: its users have tables of Gnomon's
+/// in front. `root` are as many frames as a root has, in a row and aligned.
 ///
-/// Says whether it could be made: not if there is RAM behind what it can map, or behind the hole.
+/// Returns whether it could be made: it cannot if there is RAM behind what it can map, or behind the hole.
 pub fn map_onto_itself<'a>(
     format: &Format,
     root: Pfn<Hpa>,
@@ -39,7 +39,7 @@ pub fn map_onto_itself<'a>(
     true
 }
 
-/// What may be done with a range.
+/// The accesses that a range allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Gnomon's code.
@@ -70,10 +70,10 @@ pub struct Builder<'a, M> {
     spare: Vec<Pfn<Hpa>>,
 }
 
-/// Why a range cannot be mapped.
+/// The reason why a range cannot be mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapError {
-    /// It lies beyond the format's (positive) addresses.
+    /// The range lies beyond the format's (positive) addresses.
     TooHigh(Addr<Hpa>),
     /// There are too few frames for tables.
     OutOfFrames,
@@ -82,7 +82,7 @@ pub enum MapError {
 }
 
 impl<'a, M: PhysMem> Builder<'a, M> {
-    /// An empty table. `spare` are frames for the root and the tables below.
+    /// Makes an empty table. `spare` are frames for the root and the tables below.
     ///
     /// # Errors
     /// If there is not even one.
@@ -92,7 +92,7 @@ impl<'a, M: PhysMem> Builder<'a, M> {
         Ok(Self { format, root, mem, spare })
     }
 
-    /// The root's frame.
+    /// Returns the root's frame.
     #[must_use]
     pub fn root(&self) -> Pfn<Hpa> {
         self.root

@@ -1,4 +1,4 @@
-//! Extensions: what a hart has, and what a guest may be told.
+//! Extensions: those that a hart has, and those that a guest may be told of.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -30,12 +30,12 @@ const PASSED_ON: &str = "\
     zvksc zvksed zvksg zvksh zvkt sscounterenw ssccptr sstvala sstvecd ssu64xl svade svinval svnapot svvptc";
 
 impl Isa {
-    /// From the names of `riscv,isa-extensions`.
+    /// Makes an ISA from the names of `riscv,isa-extensions`.
     pub fn from_names<'a>(names: impl Iterator<Item = &'a str>) -> Self {
         Self { names: names.map(str::to_string).collect(), ..Self::default() }
     }
 
-    /// From a `riscv,isa` string such as `rv64imafdch_zicbom_sstc`. Version numbers are ignored.
+    /// Makes an ISA from a `riscv,isa` string such as `rv64imafdch_zicbom_sstc`. Version numbers are ignored.
     #[must_use]
     pub fn from_isa_string(text: &str) -> Self {
         let text = text.to_ascii_lowercase();
@@ -59,7 +59,7 @@ impl Isa {
         isa
     }
 
-    /// Whether the hart has the extension of this lower-case name.
+    /// Returns whether the hart has the extension of this lower-case name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.names.contains(name)
@@ -79,9 +79,9 @@ impl Isa {
         }
     }
 
-    /// What a guest is told: the extensions that pass through, and of those that a control bit can
-    /// withhold (`sstc`, `zicbom`, `zicboz`), the ones that `granted` names. Floating point comes with
-    /// D and vectors with V or not at all: those are the registers that are saved.
+    /// Returns the ISA that a guest is told: the extensions that pass through, and of those that a control bit can
+    /// withhold (`sstc`, `zicbom`, `zicboz`), the ones that `granted` names. Floating point comes with D and vectors
+    /// with V or not at all: those are the registers that are saved.
     #[must_use]
     pub fn for_guest(&self, granted: &[&str]) -> Isa {
         const GATED: &[&str] = &["sstc", "zicbom", "zicboz"];
@@ -98,9 +98,9 @@ impl Isa {
         Isa { names: names.cloned().collect(), ..self.clone() }
     }
 
-    /// What a guest on shadow tables is told about its MMU, in the place of what the hart has. The MMU is Gnomon's: it
-    /// knows neither Svnapot nor Svpbmt, and Svvptc needs nothing of the hart's, because an access that finds an entry
-    /// invalid looks again. `svvptc` is whether the guest may know.
+    /// Returns the ISA that a guest on shadow tables is told, with Gnomon's MMU in the place of the hart's. Gnomon's
+    /// MMU has neither Svnapot nor Svpbmt. Svvptc needs nothing of the hart's, because an access that finds an entry
+    /// invalid looks again. `svvptc` says whether the guest may know of it.
     #[must_use]
     pub fn shadowed(&self, svvptc: bool) -> Isa {
         let mut isa = self.clone();
@@ -109,8 +109,8 @@ impl Isa {
         isa
     }
 
-    /// The same where Gnomon says who sets A and D: the hardware (`svadu`), or the guest. Nobody can ask for the other: SBI
-    /// FWFT does not have that feature here.
+    /// Returns the ISA with A and D set by the hardware (`svadu`), or by the guest. A guest cannot ask for the other:
+    /// SBI FWFT does not have that feature here.
     #[must_use]
     pub fn with_svadu(&self, svadu: bool) -> Isa {
         let mut isa = self.clone();
@@ -119,7 +119,7 @@ impl Isa {
         isa
     }
 
-    /// The same without Svvptc, if it may not be known.
+    /// Returns the ISA, without Svvptc unless `svvptc`.
     #[must_use]
     pub fn with_svvptc(&self, svvptc: bool) -> Isa {
         let mut isa = self.clone();
@@ -135,7 +135,7 @@ impl Isa {
         }
     }
 
-    /// The names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
+    /// Returns the names in canonical order: `i`, the other single letters, then `z…`, then `s…`.
     pub fn ordered(&self) -> impl Iterator<Item = &str> {
         const LETTERS: &str = "imafdqlcbkjtpvh";
         let rank = |name: &str| match name.len() {
@@ -147,7 +147,7 @@ impl Isa {
         names.into_iter()
     }
 
-    /// The `riscv,isa` string.
+    /// Returns the `riscv,isa` string.
     #[must_use]
     pub fn isa_string(&self) -> String {
         let mut text = String::from("rv64");

@@ -4,7 +4,7 @@ use abi::tunable::{ALL, Id, SettingError, parse};
 use core::array;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The values. Nobody waits for another to see a change.
+/// The values of the tunables. No hart waits for another to see a change.
 #[derive(Debug)]
 pub struct Tunables([AtomicU64; ALL.len()]);
 
@@ -15,14 +15,14 @@ impl Default for Tunables {
 }
 
 impl Tunables {
-    /// The value of one.
+    /// Returns the value of one.
     #[inline]
     #[must_use]
     pub fn get(&self, id: Id) -> u64 {
         self.0[id as usize].load(Relaxed)
     }
 
-    /// Whether a switch is on.
+    /// Returns whether a switch is on.
     #[inline]
     #[must_use]
     pub fn is_on(&self, id: Id) -> bool {
@@ -39,7 +39,7 @@ impl Tunables {
         Ok(())
     }
 
-    /// All names with their values.
+    /// Returns all names with their values.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, abi::tunable::Shown)> {
         ALL.iter().zip(&self.0).map(|(tunable, value)| (tunable.name, tunable.show(value.load(Relaxed))))
     }

@@ -21,7 +21,7 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
     }
 
-    /// The count so far.
+    /// Returns the count so far.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -35,7 +35,7 @@ macro_rules! counters {
         pub struct $set { $($(#[$field_doc])* pub $field: Counter),* }
 
         impl $set {
-            /// Every counter with its name, in the order of the documentation.
+            /// Returns every counter with its name, in the order of the documentation.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($name, self.$field.get())),*].into_iter()
             }
@@ -44,7 +44,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What one vCPU did.
+    /// The counters of one vCPU.
     VcpuCounters {
         /// Traps out of the guest into Gnomon.
         exits = "exits.total",
@@ -152,7 +152,7 @@ counters! {
         fences_remote = "fences.remote",
         /// Times the vCPU was put on a hart.
         switches = "vcpu.switches",
-        /// Of those, on another hart than the last.
+        /// Times the vCPU was put on another hart than the last one.
         migrations = "vcpu.migrations",
         /// WFIs that came to Gnomon.
         wfis = "vcpu.wfis",
@@ -168,7 +168,7 @@ counters! {
 }
 
 counters! {
-    /// What one hart of the host did, whichever guest it ran.
+    /// The counters of one hart of the host, whichever guest it ran.
     HartCounters {
         /// IPIs sent to other harts.
         ipis = "ipis.sent",
@@ -181,12 +181,12 @@ counters! {
     }
 }
 
-/// What Gnomon's heap has to say.
+/// The statistics of Gnomon's heap.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct HeapUse {
     /// Bytes in use.
     pub used: u64,
-    /// How often a hart has waited for its lock.
+    /// The number of times that a hart has waited for the heap's lock.
     pub waits: u64,
 }
 

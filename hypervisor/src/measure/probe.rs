@@ -1,5 +1,6 @@
-//! What harts note of their exits for as long as somebody asks: how long they are in guests, in Gnomon and idle; and, of a trace, each
-//! exit. Whoever asks does so again and again: nothing has to be ended. Harts that are not asked have no instruction of it.
+//! Notes that harts take of their exits for as long as a client asks: the time that they are in guests, in Gnomon and
+//! idle; and, for a trace, each exit. A client repeats its request: nothing has to be ended. Harts that are not asked
+//! have no instruction of it.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::AtomicU64;
@@ -11,7 +12,7 @@ use alloc::vec::Vec;
 /// Bytes of all harts' events together, at most.
 const EVENT_BYTES: usize = 512 << 10;
 
-/// What is asked of all harts.
+/// The notes that are asked of all harts.
 #[derive(Debug)]
 pub struct Asked {
     /// Host time until which they note how long they do what.
@@ -44,13 +45,13 @@ impl Asked {
         self.ask(until);
     }
 
-    /// Whether anything is asked for at that host time.
+    /// Returns whether notes are asked for at host time `now`.
     #[must_use]
     pub fn is_on(&self, now: u64) -> bool {
         self.until.load(Relaxed) > now
     }
 
-    /// Whether exits of that VM are.
+    /// Returns whether exits of that VM are asked for.
     #[must_use]
     pub fn wants_exits(&self, vm: u64, now: u64) -> bool {
         let wanted = self.vm.load(Relaxed);
@@ -58,18 +59,18 @@ impl Asked {
     }
 }
 
-/// What a hart does.
+/// The activity of a hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doing {
-    /// It runs a guest.
+    /// The hart runs a guest.
     Guest = 1,
-    /// It is in Gnomon.
+    /// The hart is in Gnomon.
     Host = 2,
-    /// It waits for something to do.
+    /// The hart waits for something to do.
     Idle = 3,
 }
 
-/// What one hart has noted. The hart writes, any may read: what is read in the middle of a change is a little off.
+/// The notes of one hart. The hart writes, any may read: what is read in the middle of a change is a little off.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// A [`Doing`], or 0: it notes nothing.
@@ -81,7 +82,7 @@ pub struct Noted {
     events: Mutex<Option<Events>>,
 }
 
-/// Exits that nobody has taken yet.
+/// Exits that no client has taken yet.
 #[derive(Debug)]
 struct Events {
     all: VecDeque<Event>,
@@ -90,19 +91,19 @@ struct Events {
 }
 
 impl Noted {
-    /// Whether it notes anything.
+    /// Returns whether the hart takes notes.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.doing.load(Relaxed) != 0
     }
 
-    /// It begins to, and does that.
+    /// Starts the notes, with the hart's present activity.
     pub fn begin(&self, doing: Doing, now: u64) {
         self.since.store(now, Relaxed);
         self.doing.store(doing as u64, Relaxed);
     }
 
-    /// It does something else from now on, if it notes anything.
+    /// Notes that the hart's activity changes, if it takes notes.
     pub fn turn(&self, doing: Doing, now: u64) {
         if self.is_on() {
             self.add(now);
@@ -117,7 +118,7 @@ impl Noted {
         }
     }
 
-    /// It notes nothing from now on, and has no memory for it.
+    /// Ends the notes, and frees their memory.
     pub fn end(&self, now: u64) {
         if self.is_on() {
             self.add(now);
@@ -126,7 +127,7 @@ impl Noted {
         }
     }
 
-    /// How long it has done what, in ticks, while it was asked; up to that host time.
+    /// Returns the time that the hart spent in each activity while it was asked, in ticks, up to host time `now`.
     #[must_use]
     pub fn times(&self, now: u64) -> HartTimes {
         let (doing, since) = (self.doing.load(Relaxed), self.since.load(Relaxed));
@@ -137,7 +138,7 @@ impl Noted {
         HartTimes { guest: of(Doing::Guest), host: of(Doing::Host), idle: of(Doing::Idle) }
     }
 
-    /// How long it was idle so far, in ticks.
+    /// Returns the time that the hart was idle so far, in ticks.
     #[must_use]
     pub fn idle(&self) -> u64 {
         self.ticks[Doing::Idle as usize - 1].load(Relaxed)

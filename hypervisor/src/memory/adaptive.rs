@@ -1,14 +1,17 @@
 //! Guests that have both: a G-stage, and shadow tables that steer. Each vCPU runs its root one way or the other, as
 //! [`mmu::adapt`] chooses by what the root has been found to cost.
 //!
-//! While it is *behind the G-stage*, nothing that the guest does about its translation comes to Gnomon, so no fence has a price: that is what it
-//! is behind the G-stage for. Neither do writes of `satp`; so a look, each few milliseconds, finds which root runs. While it is *steered*, the
-//! lane changes between steered roots, and any other write of `satp` comes to Gnomon, which may go behind the G-stage at once.
+//! While a vCPU is *behind the G-stage*, nothing that the guest does about its translation comes to Gnomon, so no fence
+//! has a price: that is the reason for the choice. Neither do writes of `satp`; so a look, each few milliseconds, finds
+//! which root runs. While it is *steered*, the lane changes between steered roots, and any other write of `satp` comes
+//! to Gnomon, which may go behind the G-stage at once.
 //!
-//! What is kept meanwhile, and why nobody sees what is out of date (TLB-LIKE):
-//! - The shadow stays as it is during a behind the G-stage spell. When the vCPU comes back, that counts as a fence of everything on this vCPU
-//!   ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they are loaded. Its ASIDs are new ones.
-//! - What the guest fences while it is steered its VMID does not see. So it gets a new one each time that it goes behind the G-stage.
+//! The state that is kept meanwhile, and the reasons why no guest sees a translation that is out of date (TLB-LIKE):
+//! - The shadow stays as it is while the vCPU is behind the G-stage. When the vCPU comes back, that counts as a fence
+//!   of everything on this vCPU ([`mmu::shadow::Shadow::came_back`]): all its roots are brought up to date before they
+//!   are loaded. Its ASIDs are new ones.
+//! - Fences of the guest while it is steered do not reach its VMID. So it gets a new one each time that it goes behind
+//!   the G-stage.
 
 use crate::device::offer::{GuestMode, Offer};
 use crate::device::uart;
@@ -32,16 +35,17 @@ use mmu::shadow::Upkeep;
 use rv::csr::atp::Satp;
 use rv::{BriefExits, Mode};
 
-/// How the shadow tables are kept in step.
+/// The upkeep of the shadow tables.
 pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;
 
-/// So many fences since the last look are many: the lane comes to the end of its log some time after.
+/// The number of fences since the last look from which on there are many: the lane comes to the end of its log some
+/// time after.
 const MANY: u64 = 200;
 
-/// Whether a VM can be both behind the G-stage and steered.
+/// Checks whether a VM can be both behind the G-stage and steered.
 ///
 /// # Errors
-/// A message, if not.
+/// A message, if it cannot.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         return Err(
@@ -51,8 +55,8 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     shadow::check(UPKEEP, config, offer).map_err(|message| format!("mmu = adaptive is steered at times: {message}"))
 }
 
-/// What the traps of a steered vCPU have taken so far, in instructions or thereabouts, by how many there were: time itself would be
-/// a hart's own affair, and another one each time.
+/// Estimates the cost of a steered vCPU's traps so far, in instructions or thereabouts, from their numbers: time itself
+/// would depend on the hart, and differ each time.
 fn spent(counters: &VcpuCounters) -> u64 {
     /// In the lane (docs/lane.md).
     const LANE: u64 = 85;
@@ -70,13 +74,14 @@ fn spent(counters: &VcpuCounters) -> u64 {
         + WIDE * sum(&[&c.fences_asid, &c.fences_all])
 }
 
-/// Fences by address that the lane has done for the vCPU.
+/// Returns the number of fences by address that the lane has done for the vCPU.
 fn fences(counters: &VcpuCounters) -> u64 {
     counters.lane_page.get() + counters.lane_page_global.get()
 }
 
-/// A fence of a steered vCPU on this hart comes to Gnomon, as one of some hundred does that the lane has done. Says whether there were
-/// so many that it is to be looked at before the next look is due: it goes the full path for it ([`instruction`]).
+/// Returns whether a steered vCPU on this hart has made so many fences that it is to be looked at before the next look
+/// is due. Called for a fence that comes to Gnomon, as one of some hundred does that the lane has done. The vCPU goes
+/// the full path for the look ([`instruction`]).
 #[inline(always)]
 pub(crate) fn is_busy(run: &mut VcpuRun) -> bool {
     run.adapts.is_some() && has_fenced_much(run)
@@ -89,8 +94,9 @@ fn has_fenced_much(run: &mut VcpuRun) -> bool {
     fences(&run.shared.counters) >= adapts.busy_at
 }
 
-/// It is to be looked at soon: at once, if what there was since the last look is far too much already. Else what follows is measured by
-/// itself; if as much comes again, a look is due then, and if not, an interval later, for what is measured must not be too short.
+/// Schedules a look at the vCPU soon: at once, if the cost since the last look is far too much already. Else what
+/// follows is measured by itself; if as much comes again, a look is due then, and if not, an interval later, for what
+/// is measured must not be too short.
 fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     let (now, spent, fences) = (env.now(), spent(&run.shared.counters), fences(&run.shared.counters));
     let (satp, limit) = (run.bank.csrs.vsatp, g.tunables.get(Id::AdaptShare));
@@ -107,12 +113,12 @@ fn hasten<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     run.watch.again(Concern::Root, now + interval(g));
 }
 
-/// Microseconds in ticks of the timebase, one at least.
+/// Converts microseconds to ticks of the timebase, one at least.
 fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     (microseconds * g.offer.timebase / 1_000_000).max(1)
 }
 
-/// How often a vCPU is looked at, in ticks.
+/// Returns the interval between looks at a vCPU, in ticks.
 fn interval(g: &Gnomon) -> u64 {
     ticks(g, g.tunables.get(Id::AdaptLook).max(100))
 }
@@ -143,7 +149,7 @@ pub(crate) fn unload<E: Env>(run: &mut VcpuRun, env: &E) {
     if run.tables == Tables::TwoStage { run.bank.csrs.vsatp = env.vsatp() } else { run.follow_lane() }
 }
 
-/// Nothing of its life remains: it begins behind the G-stage.
+/// Forgets everything of the vCPU's life: it begins behind the G-stage.
 pub(crate) fn forget(run: &mut VcpuRun) {
     run.follow_lane();
     roots::forget(run);
@@ -151,14 +157,14 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.adapts.as_deref_mut().expect("an adaptive vCPU").forget();
 }
 
-/// What is to be so before it is behind the G-stage, wherever it is. No shadow root is its own any more.
+/// Prepares a vCPU to go behind the G-stage, wherever it is. No shadow root is its own any more.
 fn begin_two_stage(run: &mut VcpuRun) {
     run.tables = Tables::TwoStage;
     run.vmid = IdSlot::new();
     run.context.brief = BriefExits::of_guest_page(uart::START);
 }
 
-/// Whether a root that the guest of a steered vCPU asks for is to be behind the G-stage.
+/// Returns whether a root that the guest of a steered vCPU asks for is to be behind the G-stage.
 fn is_to_be_two_stage(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
     let at_random = g.tunables.is_on(Id::AdaptAtRandom);
     let adapts = run.adapts.as_deref_mut().expect("an adaptive vCPU");
@@ -170,8 +176,8 @@ fn is_to_be_two_stage(g: &Gnomon, run: &mut VcpuRun, satp: u64) -> bool {
     choice == Choice::TwoStage
 }
 
-/// An instruction that trapped while the vCPU on this hart is steered: as [`roots::instruction`], but a write of `satp` may make it
-/// behind the G-stage.
+/// Handles an instruction that trapped while the vCPU on this hart is steered: like [`roots::instruction`], but a write
+/// of `satp` may move it behind the G-stage.
 pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
     run.follow_lane();
     if is_busy(run) {
@@ -184,7 +190,7 @@ pub(crate) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: (u64, Mod
     roots::instruction(g, run, what, env)
 }
 
-/// The vCPU on this hart goes on behind its G-stage.
+/// Makes the vCPU on this hart continue behind its G-stage.
 fn go_two_stage<E: Env>(run: &mut VcpuRun, env: &mut E) {
     run.follow_lane();
     run.count_lane();
@@ -197,8 +203,8 @@ fn go_two_stage<E: Env>(run: &mut VcpuRun, env: &mut E) {
     run.shared.counters.adapt_two_stage.bump();
 }
 
-/// The vCPU on this hart goes on by shadow tables. Says whether it does: it does not if there is no memory for a root, or not
-/// at once.
+/// Makes the vCPU on this hart continue by shadow tables. Returns whether it does: it does not if there is no memory
+/// for a root, or not at once.
 fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     run.bank.csrs.vsatp = env.vsatp();
     env.leave_tables();
@@ -223,7 +229,7 @@ fn go_steered<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     false
 }
 
-/// Looks at the vCPU on this hart, at host time `now`: what its root costs, and which way it goes on.
+/// Looks at the vCPU on this hart, at host time `now`: at the cost of its root. Chooses the way in which it continues.
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     run.count_lane();
@@ -264,18 +270,18 @@ pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E)
 }
 
 impl Adapts {
-    /// Thousandths of the time since [`Adapts::begin`] that traps took, at an instruction each nanosecond.
+    /// Returns the thousandths of the time since [`Adapts::begin`] that traps took, at an instruction each nanosecond.
     fn share(&self, spent: u64, now: u64, timebase: u64) -> u64 {
         let passed = (now.saturating_sub(self.since).max(1)).saturating_mul(1_000_000_000 / timebase.max(1)).max(1);
         (spent.saturating_sub(self.spent)).saturating_mul(1000) / passed
     }
 
-    /// From now on is counted what traps take, and which fences the lane does.
+    /// Starts to count the cost of traps, and the fences of the lane.
     const fn begin(&mut self, (spent, fences): (u64, u64), now: u64) {
         (self.spent, self.since, self.busy_at) = (spent, now, fences + MANY);
     }
 
-    /// How many intervals it is until the next look.
+    /// Returns the number of intervals until the next look.
     fn calm(&mut self, has_changed: bool, chosen: Choice) -> u64 {
         const MOST: u32 = 4;
         self.calm = if has_changed { 0 } else { (self.calm + 1).min(MOST) };
@@ -284,7 +290,7 @@ impl Adapts {
         1 << if is_sought { self.calm.min(2) } else { self.calm }
     }
 
-    /// Either (xorshift64).
+    /// Returns either choice, at random (xorshift64).
     const fn random(&mut self) -> Choice {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;

@@ -1,11 +1,14 @@
-//! What sees to it that shadow tables have leaves of 2 MiB where a guest has mapped 4 KiB ([`mmu::shadow::Gathered`]): the timer of the
-//! vCPU whose root it is, while that is loaded. So neither faults nor fences look for anything.
+//! Coalescing: shadow tables get leaves of 2 MiB where a guest has mapped 4 KiB ([`mmu::shadow::Gathered`]). The timer
+//! of the vCPU whose root it is does that, while the root is loaded. So neither faults nor fences look for anything.
 //!
 //! - A root that is not the same for 100 ms is left alone: most processes are over by then.
-//! - Tables of which a leaf has changed within 150 ms are left as they are. Where a root was nested before (mode `adaptive`), its tables
-//!   are half as old as it is, on average: they are taken to be, without its youth, if they are seen to stay for 20 ms.
-//! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable `coalesce-share`).
-//! - Where nothing comes of a round, the next comes after twice as long, or when what it has found to be new is so no more.
+//! - Tables of which a leaf has changed within 150 ms are left as they are. If a root was behind the G-stage before
+//!   (mode `adaptive`), its tables are half as old as it is, on average: they are taken to be, without its youth, if
+//!   they are seen to stay for 20 ms.
+//! - What a look does, and moving pages above all, takes no more than a share of the vCPU's time (the tunable
+//!   `coalesce-share`).
+//! - Where nothing comes of a round, the next comes after twice as long, or when what it has found to be new is so no
+//!   more.
 //! - While the guest is found where it was, which is where it is idle, looks are rarer and rarer: some one a second.
 
 use crate::gnomon::Gnomon;
@@ -23,7 +26,7 @@ const OLD: u64 = 100_000;
 /// Microseconds for which the leaves of a table are to have been as they are before one comes in their place. To move what they lead to
 /// takes a millisecond, and most of what programs do not keep is gone by then.
 const SETTLED: u64 = 150_000;
-/// The same where they may have been so for long before they were seen.
+/// Like [`SETTLED`], for leaves that may have been so for long before they were seen.
 const SEEN: u64 = 20_000;
 /// Microseconds in which a program is about to begin, and changes most of what it has.
 const YOUNG: u64 = 300_000;
@@ -38,13 +41,14 @@ const fn ticks(g: &Gnomon, microseconds: u64) -> u64 {
     if ticks == 0 { 1 } else { ticks }
 }
 
-/// A vCPU goes on by steered tables on this hart.
+/// Begins the looks at a vCPU that continues by steered tables on this hart.
 pub(crate) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     run.watch.begin(Concern::Pages, env.now() + ticks(g, LOOK));
 }
 
-/// A vCPU goes on by steered tables on this hart, with a root that has been there for `age`, in ticks, most of it unseen. What it has mapped
-/// meanwhile, it has had for half of that time, on average, but for its youth.
+/// Begins the looks at a vCPU that continues by steered tables on this hart, with a root that has been there for `age`,
+/// in ticks, most of it unseen. Mappings of that time are taken to be half as old as it is, on average, without the
+/// root's youth.
 pub(crate) fn begin_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, age: u64, env: &E) {
     let (now, before) = (env.now(), age.saturating_sub(ticks(g, YOUNG)) / 2);
     let Some(root) = run.shadow.root else { return };
@@ -54,7 +58,7 @@ pub(crate) fn begin_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, age: u64, env: 
     run.watch.begin(Concern::Pages, due.min(now + ticks(g, LOOK)));
 }
 
-/// Looks at the root of the vCPU on this hart, at host time `now`, and says when to look again.
+/// Looks at the root of the vCPU on this hart, at host time `now`, and schedules the next look.
 pub(crate) fn look<E: Env>(g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
     run.follow_lane();
     let pc = run.context.pc;

@@ -1,4 +1,4 @@
-//! The hand that looks for small pages, and what it does with them.
+//! The search for small pages to promote, and the promotion itself, by portions.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -19,7 +19,8 @@ const MOST_IN_VAIN: u64 = 6;
 const PORTIONS: u32 = 100;
 
 impl Promoter {
-    /// Does a portion, if there is something to be done. Says whether there is more: then the hart calls it again before it waits.
+    /// Does a portion of the work, if there is some. Returns whether there is more: then the hart calls it again before
+    /// it waits.
     pub fn go_on<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         if env.now() < self.due.load(SeqCst) {
             return false;

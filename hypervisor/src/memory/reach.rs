@@ -1,4 +1,4 @@
-//! A VM's memory, as Gnomon reaches it.
+//! Gnomon's access to a VM's memory.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -8,8 +8,8 @@ use mmu::gstage::Ready;
 use rv::{Access, Addr, Gpa, Hpa, PAGE_BYTES, PhysMem, PteFlags};
 
 impl Vm {
-    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. What was made ready before, and not
-    /// used, is in `ready`, and left there if it is to be done once more.
+    /// Makes `gpa` ready for `access`, faulting it in, with whatever fences that takes. Memory that was made ready
+    /// before, and not used, is in `ready`, and left there if another attempt is needed.
     ///
     /// # Errors
     /// [`Unreachable`]; the guest sees no change then.
@@ -23,7 +23,7 @@ impl Vm {
         self.translation.reach(g, self, (gpa, access), ready, env)
     }
 
-    /// The same for all pages of a range.
+    /// Like [`Vm::reach`], for all pages of a range.
     ///
     /// # Errors
     /// As for [`Vm::reach`].
@@ -37,7 +37,7 @@ impl Vm {
         by_page(gpa, bytes).try_for_each(|(at, _)| self.reach(g, (at, access), ready, env).map(|_| ()))
     }
 
-    /// Does something with a page of guest memory while nobody can take it away: under the VM's lock.
+    /// Calls `act` on a page of guest memory while it cannot be taken away: under the VM's lock.
     ///
     /// # Errors
     /// As for [`Vm::reach`]; `act` has not been called then.
@@ -107,7 +107,7 @@ impl Vm {
     }
 }
 
-/// The pieces of `bytes` from `gpa` on that lie in one page each: where, and which of the bytes.
+/// Splits `bytes` bytes from `gpa` on into pieces that lie in one page each: the address, and the range of the bytes.
 pub(crate) fn by_page(gpa: Addr<Gpa>, bytes: usize) -> impl Iterator<Item = (Addr<Gpa>, Range<usize>)> {
     let mut done = 0;
     core::iter::from_fn(move || {

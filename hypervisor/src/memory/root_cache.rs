@@ -1,11 +1,12 @@
-//! When Gnomon writes to the page that a vCPU's kernel shares.
+//! The occasions on which Gnomon writes to the page that a vCPU's kernel shares.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::vcpu::{ShadowState, VcpuRun};
 use mmu::gstage::Ready;
 
-/// The vCPU has another root since: the page says so, if the kernel shares one. Where it cannot be written now, the next time.
+/// Notes in the shared page that the vCPU has another root, if the kernel shares one. If the page cannot be written
+/// now, it is the next time.
 #[inline(never)]
 pub(crate) fn note<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     let root = run.satp();

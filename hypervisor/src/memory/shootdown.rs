@@ -1,9 +1,10 @@
-//! Other harts' TLBs, when a VM's tables change.
+//! Flushes of other harts' TLBs when a VM's tables change.
 //!
-//! A VM has a generation, and a set of harts where it is live; each hart remembers which generation it has fenced for. Whoever edits
-//! the tables takes those harts out of the set that are not in the guest, counts the generation up, and drives the rest out. A hart
-//! that finds another generation than its own before it enters says that the VM is live there again, and fences. So a VM that
-//! others have had to do with costs them something once, and a VM that is live on one hart costs nobody anything.
+//! A VM has a generation, and a set of harts where it is live; each hart remembers the generation that it has fenced
+//! for. A hart that edits the tables takes those harts out of the set that are not in the guest, counts the generation
+//! up, and drives the rest out. A hart that finds another generation than its own before it enters says that the VM is
+//! live there again, and fences. So a VM that others have had to do with costs them something once, and a VM that is
+//! live on one hart costs the others nothing.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -11,8 +12,9 @@ use crate::hart::harts;
 use crate::vm::Vm;
 use core::sync::atomic::Ordering;
 
-/// Makes all other harts forget translations of the VM: whoever is in its guest leaves it, whoever enters it fences first. The
-/// caller holds the VM's memory, so that nobody else does the same meanwhile, or is the last to have to do with it.
+/// Makes all other harts forget translations of the VM: a hart that is in its guest leaves it, and a hart that enters
+/// it fences first. The caller holds the VM's memory, so that no other hart does the same meanwhile, or is the last to
+/// have to do with it.
 #[inline(never)]
 pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let me = env.hart();
@@ -29,7 +31,7 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     g.harts[me].counters.fences.bump();
 }
 
-/// Says that the VM is live on a hart, before any walk can happen there. Returns the generation that a hart without any
+/// Marks the VM as live on a hart, before any walk can happen there. Returns the generation that a hart without any
 /// translation of the VM has fenced for.
 pub fn arrive(vm: &Vm, hart: usize) -> u64 {
     // In this order: whoever takes the hart out of the set again counts up later, and is noticed at the entry.
@@ -38,7 +40,8 @@ pub fn arrive(vm: &Vm, hart: usize) -> u64 {
     generation
 }
 
-/// The VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live there from now on.
+/// Returns the VM's generation, if the hart has fenced for another: it is to fence before it enters. The VM is live
+/// there from now on.
 pub fn behind(vm: &Vm, hart: usize, fenced: u64) -> Option<u64> {
     (vm.tlb.generation.load(Ordering::SeqCst) != fenced).then(|| arrive(vm, hart))
 }

@@ -1,5 +1,5 @@
-//! How a VM's memory is virtualized: what each event means in two stages and on shadow tables. Nothing else asks which of
-//! them it is.
+//! The virtualization of a VM's memory: the meaning of each event in two stages and on shadow tables. No other module
+//! asks which of them it is.
 //!
 //! | event | methods |
 //! |---|---|
@@ -38,7 +38,7 @@ use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
-    /// Whether this machine can host such a VM's memory so.
+    /// Checks whether this machine can host such a VM's memory in this way.
     ///
     /// # Errors
     /// A message, if not.
@@ -66,7 +66,7 @@ impl Translation {
         Ok(())
     }
 
-    /// Frames that a VM may have for its shadow tables.
+    /// Returns the frames that a VM may have for its shadow tables.
     ///
     /// # Errors
     /// A message, if it is given too little for them.
@@ -78,7 +78,7 @@ impl Translation {
         }
     }
 
-    /// How a VM's images are mapped.
+    /// Returns the way in which a VM's images are mapped.
     #[must_use]
     pub fn images(self, config: &VmConfig) -> Images {
         match self {
@@ -87,7 +87,7 @@ impl Translation {
         }
     }
 
-    /// How it is known what a VM uses of its memory.
+    /// Returns the way in which Gnomon learns which memory a VM uses.
     #[must_use]
     pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
         match self {
@@ -98,7 +98,7 @@ impl Translation {
         }
     }
 
-    /// The extensions that a VM's harts are told to have.
+    /// Returns the extensions that a VM's harts are told to have.
     #[must_use]
     pub fn isa(self, config: &VmConfig, offer: &Offer) -> Isa {
         match self {
@@ -108,14 +108,14 @@ impl Translation {
         }
     }
 
-    /// Whether each of a guest's roots has translations of its own, whatever ASID the guest gives it: behind a G-stage the ASID is all
-    /// that tells them apart.
+    /// Returns whether each of a guest's roots has translations of its own, whatever ASID the guest gives it. Behind a
+    /// G-stage only the ASID tells them apart.
     #[must_use]
     pub const fn is_tagged(self) -> bool {
         matches!(self, Shadow(_))
     }
 
-    /// The lists for a VM's shadow tables, if it is to have some.
+    /// Makes the lists for a VM's shadow tables, if it is to have some.
     #[must_use]
     pub fn lists(self, config: &VmConfig) -> Option<Lists> {
         match self {
@@ -143,7 +143,8 @@ impl Translation {
         }
     }
 
-    /// What a VM's shadow tables have counted, those of earlier lives included; `None` if it has no such counters.
+    /// Returns the counters of a VM's shadow tables, those of earlier lives included; `None` if it has no such
+    /// counters.
     #[must_use]
     pub fn counters(self, vm: &Vm) -> Option<Counters> {
         match self {
@@ -180,8 +181,8 @@ impl Translation {
         }
     }
 
-    /// OWNERSHIP: whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that stands between
-    /// the guest and memory.
+    /// OWNERSHIP: returns whether the vCPU on this hart may enter its guest. Without a G-stage its root is all that
+    /// stands between the guest and memory.
     #[inline(always)]
     #[must_use]
     pub fn may_enter(self, run: &VcpuRun) -> bool {
@@ -198,7 +199,7 @@ impl Translation {
         }
     }
 
-    /// The vCPU is about to be parked: nothing of its life remains.
+    /// Forgets everything of the life of a vCPU that is about to be parked.
     pub fn forget(self, run: &mut VcpuRun) {
         run.filler = None;
         match self {
@@ -211,7 +212,7 @@ impl Translation {
         }
     }
 
-    /// A page fault came to Gnomon.
+    /// Handles a page fault that came to Gnomon.
     pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match run.tables {
             Tables::Shadow => shadow::page_fault(g, run, exception, env),
@@ -223,7 +224,7 @@ impl Translation {
         }
     }
 
-    /// An access fault came to Gnomon.
+    /// Handles an access fault that came to Gnomon.
     pub fn access_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match self {
             Shadow(Upkeep::Steered) | Adaptive if run.tables == Tables::Shadow => {
@@ -238,7 +239,7 @@ impl Translation {
         }
     }
 
-    /// A guest-page fault came to Gnomon. `None` if it is not of a frame that a steered guest is denied.
+    /// Handles a guest-page fault. `None` if it is not of a frame that a steered guest is denied.
     #[inline(always)]
     pub fn denied_frame<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Option<Faulted> {
         match run.tables {
@@ -247,7 +248,7 @@ impl Translation {
         }
     }
 
-    /// Now and then, a look whether the vCPU on this hart waits for something that no exit tells of.
+    /// Looks now and then whether the vCPU on this hart waits for something of which no exit tells.
     pub fn look_again<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if run.tables == Tables::Shadow {
             run.follow_lane();
@@ -259,14 +260,14 @@ impl Translation {
         }
     }
 
-    /// An interval after fences made work for it ([`shadow::fence`]): ends what is not worth while any more.
+    /// Ends what is not worth while any more, an interval after fences made work for it ([`shadow::fence`]).
     pub fn relax<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         if self != TwoStage {
             shadow::relax(g, run, env);
         }
     }
 
-    /// The tables that a vCPU begins with.
+    /// Returns the tables that a vCPU begins with.
     #[must_use]
     pub const fn first_tables(self) -> Tables {
         match self {
@@ -275,27 +276,28 @@ impl Translation {
         }
     }
 
-    /// What an adaptive vCPU knows of its roots when it has none yet.
+    /// Returns the initial knowledge of an adaptive vCPU about its roots.
     #[must_use]
     pub fn adapts(self, id: u32) -> Option<Box<Adapts>> {
         (self == Adaptive).then(|| Box::new(Adapts::new(id)))
     }
 
-    /// A look at what the root costs by which the vCPU on this hart runs, at host time `now`: it may go on the other way.
+    /// Looks at the cost of the root by which the vCPU on this hart runs, at host time `now`: it may go on the other
+    /// way.
     pub fn choose<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
         if self == Adaptive {
             adaptive::look(g, run, now, env);
         }
     }
 
-    /// A look whether pages of the vCPU on this hart can be coalesced, at host time `now`.
+    /// Looks whether pages of the vCPU on this hart can be coalesced, at host time `now`.
     pub fn gather<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, now: u64, env: &mut E) {
         if self != TwoStage {
             coalescing::look(g, run, now, env);
         }
     }
 
-    /// What a vCPU remembers of roots when it has none yet.
+    /// Returns the initial memory of a vCPU of roots.
     #[must_use]
     pub fn views(self, config: &VmConfig) -> Views {
         match self {
@@ -305,7 +307,7 @@ impl Translation {
         }
     }
 
-    /// By which causes a vCPU's exits may be brief.
+    /// Returns the causes by which a vCPU's exits may be brief.
     #[must_use]
     pub fn brief_causes(self, offer: &Offer) -> BriefCauses {
         let causes = BriefCauses::NONE.and(offer.guest.sbi_call().code());
@@ -316,7 +318,7 @@ impl Translation {
         }
     }
 
-    /// A fault that [`shadow::brief::handle`] has found to be none that is brief.
+    /// Handles a fault that [`shadow::brief::handle`] has found not to be brief.
     pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
         match self {
             TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),
@@ -324,7 +326,7 @@ impl Translation {
         }
     }
 
-    /// Those that may be brief to begin with and send a byte by the UART.
+    /// Returns the exits that may be brief to begin with and send a byte by the UART.
     #[must_use]
     pub fn brief(self) -> BriefExits {
         match self {
@@ -334,7 +336,7 @@ impl Translation {
         }
     }
 
-    /// A store of the vCPU's is about to reach the UART.
+    /// Remembers the way by which a store of the vCPU's is about to reach the UART.
     pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
         // Behind a G-stage its exits say all that is needed.
         if run.tables == Tables::Shadow {
@@ -343,8 +345,8 @@ impl Translation {
         }
     }
 
-    /// An instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's to carry
-    /// out.
+    /// Handles an instruction that trapped in the mode `from`. `None` if it is none about translation that is Gnomon's
+    /// to carry out.
     pub fn instruction<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, what: (u64, Mode), env: &mut E) -> Option<Outcome> {
         match self {
             _ if run.tables == Tables::TwoStage => None,
@@ -356,7 +358,7 @@ impl Translation {
         }
     }
 
-    /// The `satp` of the guest on this hart.
+    /// Returns the `satp` of the guest on this hart.
     pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
         match run.tables {
             Tables::TwoStage => env.vsatp(),
@@ -376,7 +378,8 @@ impl Translation {
         }
     }
 
-    /// Whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see it in time.
+    /// Returns whether a hart in the guest of `vcpu` must leave it for a fence that was posted there; else it will see
+    /// it in time.
     #[must_use]
     pub fn is_urgent(self, vcpu: &Vcpu, fence: &GuestFence) -> bool {
         match self {
@@ -385,7 +388,7 @@ impl Translation {
         }
     }
 
-    /// Other harts have changed the VM's tables: makes this one forget what it knows of them.
+    /// Makes this hart forget its translations of the VM's tables, which other harts have changed.
     pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
         match self {
             TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
@@ -442,7 +445,7 @@ impl Translation {
         self.reach(g, &vm, what, &mut run.ready, env)
     }
 
-    /// A part of a sweep through the VM's memory, from a page on up to another. Says whether pages can go on to go.
+    /// Does a part of a sweep through the VM's memory, from a page on up to another. Returns whether more pages can go.
     pub fn sweep<E: Env>(
         self,
         g: &Gnomon,
@@ -473,7 +476,7 @@ impl Translation {
         }
     }
 
-    /// A portion of making one large page of small ones.
+    /// Does a portion of making one large page of small ones.
     pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
         match self {
             TwoStage => two_stage::promote(g, vm, promotion, env),
@@ -489,7 +492,7 @@ impl Translation {
         }
     }
 
-    /// A page has been brought in from the swap device, to that frame. The VM's memory is locked.
+    /// Maps a page that has been brought in from the swap device, to that frame. The VM's memory is locked.
     ///
     /// # Errors
     /// The frame, if the page is not out there any more.
@@ -507,7 +510,7 @@ impl Translation {
         }
     }
 
-    /// Gnomon itself has written to that frame of the VM.
+    /// Notes that Gnomon itself has written to that frame of the VM.
     pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
         match self {
             TwoStage => {}
@@ -515,8 +518,8 @@ impl Translation {
         }
     }
 
-    /// Pages of the VM's RAM become untouched again, as many as may be done at once, and every hart forgets them. What came free
-    /// is free when this returns.
+    /// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. Frames
+    /// that came free are free when this returns.
     pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
         let returned = match self {
             TwoStage => two_stage::give_back(g, vm, spans, env),

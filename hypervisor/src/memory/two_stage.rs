@@ -23,7 +23,7 @@ use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
 
-/// Whether this machine can put such a VM behind a G-stage; a message if not.
+/// Checks whether this machine can put such a VM behind a G-stage; the error is a message.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
@@ -38,13 +38,15 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     Ok(())
 }
 
-/// What its harts are told to have. Who sets A and D is known where the hart lets Gnomon choose (`henvcfg.ADUE`).
+/// Returns the ISA that its harts are told to have. The setter of A and D is known if the hart lets Gnomon choose
+/// (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
     let isa = offer.isa.with_svvptc(config.svvptc);
     if offer.two_stage_svadu { isa.with_svadu(config.svadu) } else { isa }
 }
 
-/// How its images are mapped: hardware that sets A and D in a guest's table does not ask the G-stage everywhere.
+/// Returns the way in which its images are mapped: hardware that sets A and D in a guest's table does not ask the
+/// G-stage everywhere.
 pub(crate) fn images(config: &VmConfig) -> Images {
     if config.svadu { Images::Private } else { Images::Shared }
 }
@@ -145,7 +147,7 @@ fn forget_older<E: Env>(g: &Gnomon, vm: &Vm, (gpa, access): (Addr<Gpa>, Access),
     }
 }
 
-/// A part of a sweep through the VM's memory.
+/// Does a part of a sweep through the VM's memory.
 pub(crate) fn sweep<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -164,7 +166,7 @@ pub(crate) fn sweep<E: Env>(
     })
 }
 
-/// Originals are taken from the VM.
+/// Takes originals from the VM.
 pub(crate) fn rest_originals<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -215,7 +217,7 @@ impl<E: Env> Pageable for Swept<'_, E> {
     }
 }
 
-/// A portion of making one large page of small ones.
+/// Does a portion of making one large page of small ones.
 pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
     let frames = &g.harts[env.hart()].frames;
     let mut guard = vm.memory.lock();
@@ -232,7 +234,7 @@ pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
     }
 }
 
-/// A page has been brought in.
+/// Maps a page that has been brought in.
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -249,7 +251,7 @@ pub(crate) fn bring_in<E: Env>(
     Ok(())
 }
 
-/// One attempt, under the VM's lock.
+/// Makes one attempt, under the VM's lock.
 fn try_reach<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -273,7 +275,7 @@ fn try_reach<E: Env>(
     Ok(hpa)
 }
 
-/// Pages become untouched again, a portion of them.
+/// Makes pages untouched again, a portion of them.
 pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let mut guard = vm.memory.lock();

@@ -1,4 +1,4 @@
-//! What a sweep remembers, what one part of it may do, and what it needs of a VM's memory.
+//! The state of a sweep, the limits of one part of it, and the operations that it needs of a VM's memory.
 
 use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
 use mmu::gstage::AddressSpace;
@@ -6,18 +6,18 @@ use mmu::shadow::Budget;
 use mmu::stale::Stale;
 use rv::{Addr, Gpa, Level, Pfn, PhysMem};
 
-/// What a sweep is for.
+/// The goal of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// There is enough.
     Nothing,
-    /// Those VMs, by slot, want more than they may have.
+    /// The memory of those VMs, by slot, that want more than they may have.
     Limits(u64),
     /// The host has too little.
     Free,
 }
 
-/// Where the hand is.
+/// The position of the hand.
 #[derive(Debug)]
 pub(crate) struct Clock {
     /// The slot of the VM whose memory it is in; behind all of them come the images.
@@ -28,18 +28,19 @@ pub(crate) struct Clock {
     pub original: u64,
     /// The originals from that one on that are being taken from VMs.
     pub taking: Option<Taking>,
-    /// How often it has come round since a page went.
+    /// The number of rounds since a page went.
     pub rounds: u32,
-    /// What it went round for.
+    /// The goal of those rounds.
     pub goal: Goal,
 }
 
-/// Originals that are being taken from all VMs, one VM after another. They have lapsed: who touches one meanwhile is seen.
+/// Originals that are being taken from all VMs, one VM after another. They have lapsed: a VM's access to one meanwhile
+/// is seen.
 #[derive(Debug)]
 pub(crate) struct Taking {
     /// Which they are, a bit for each.
     pub which: u64,
-    /// Those that some VM keeps.
+    /// The originals that some VM keeps.
     pub stay: u64,
     /// The slot of the VM whose turn it is.
     pub slot: usize,
@@ -55,12 +56,12 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Whether the hand is where the images are.
+    /// Returns whether the hand is at the images.
     pub const fn is_at_images(&self) -> bool {
         self.slot == MAX_VMS
     }
 
-    /// The hand goes on to the next slot.
+    /// Moves the hand to the next slot.
     pub fn pass(&mut self) {
         // Originals that have lapsed are used until they are taken anew.
         (self.page, self.original, self.taking) = (FIRST, 0, None);
@@ -72,15 +73,15 @@ impl Clock {
     }
 }
 
-/// What one part of a sweep may do, in steps of some 10 instructions.
+/// The limits of one part of a sweep, in steps of some 10 instructions.
 #[derive(Debug)]
 pub struct Portion {
     pub(crate) steps: u32,
-    /// What it may do to shadow tables, of all VMs together (BOUNDED).
+    /// The budget for shadow tables, of all VMs together (BOUNDED).
     pub(crate) leaves: Budget,
     /// Pages that went, or are on their way.
     pub(crate) gone: u64,
-    /// What is mapped goes as well: nothing else has.
+    /// Set if mapped pages go as well, because nothing else has.
     pub(crate) is_forced: bool,
     /// Nothing goes.
     pub(crate) only_rests: bool,
@@ -91,15 +92,15 @@ pub struct Portion {
 impl Portion {
     /// Some 40,000 instructions.
     const STEPS: u32 = 4000;
-    /// To look at an entry.
+    /// The cost of looking at an entry.
     pub(crate) const LOOK: u32 = 6;
-    /// To make a page idle, with its part of the fence.
+    /// The cost of making a page idle, with its part of the fence.
     pub(crate) const REST: u32 = 20;
-    /// To let one go: to see whether it holds zeroes, most of all.
+    /// The cost of letting a page go: mostly to see whether it holds zeroes.
     pub(crate) const GO: u32 = 180;
-    /// To split 2 MiB.
+    /// The cost of splitting 2 MiB.
     pub(crate) const SPLIT: u32 = 1000;
-    /// To take what there is from another VM: its locks, and its harts.
+    /// The cost of taking memory from another VM: its locks, and its harts.
     pub(crate) const VISIT: u32 = 100;
 
     pub(crate) const fn new(is_forced: bool) -> Self {
@@ -114,8 +115,9 @@ impl Portion {
         self.steps == 0 || self.leaves.is_spent()
     }
 
-    /// Whether what has been tried, and was too much for what was left then of [`Portion::leaves`], is to be tried once more at the
-    /// beginning of a portion. What is too much for a whole one is passed over: guests may be as fast as the sweep.
+    /// Returns whether a task is to be tried once more at the beginning of a portion, because it was too much for the
+    /// rest of [`Portion::leaves`]. A task that is too much for a whole portion is passed over: guests may be as fast
+    /// as the sweep.
     pub(crate) fn is_to_come_again(&self, before: Budget) -> bool {
         self.leaves.is_spent() && before != Budget::WHOLE
     }
@@ -123,15 +125,15 @@ impl Portion {
 
 /// A VM's memory, under its lock, as a sweep needs it.
 pub trait Pageable {
-    /// How host RAM is reached.
+    /// The access to host RAM.
     type Mem: PhysMem;
-    /// The memory, and host RAM.
+    /// Returns the memory, and host RAM.
     fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
     /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: the budget is spent before
     /// that.
     fn rest(&mut self, page: Pfn<Gpa>, level: Level, leaves: &mut Budget) -> Option<Stale<Gpa>>;
-    /// Whether the page may go, which is idle.
+    /// Returns whether an idle page may go.
     fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
-    /// Fences.
+    /// Does the fence that is owed.
     fn settle(&mut self, stale: Stale<Gpa>);
 }

@@ -16,7 +16,7 @@ pub enum Way {
 
 /// A swap device: pages of 4 KiB, by number.
 pub trait Disk: Send {
-    /// How many pages it has.
+    /// Returns the number of pages of the device.
     fn pages(&self) -> u64;
 
     /// Begins to read or to write a page. The frame is the device's until the request is finished.
@@ -25,7 +25,7 @@ pub trait Disk: Send {
     /// Why not. Nothing has happened then.
     fn begin(&mut self, way: Way, slot: SwapSlot, frame: Pfn<Hpa>) -> Result<Token, NotBegun>;
 
-    /// A request that has been finished since the last time, and what has come of it.
+    /// Returns a request that has been finished since the last time, and its result.
     fn finished(&mut self) -> Option<(Token, Result<(), IoError>)>;
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Slots {
     count: u64,
     /// The word where the search goes on.
     at: usize,
-    /// Those that the device has failed at: they are used no more.
+    /// The pages that the device has failed at: they are used no more.
     bad: Vec<SwapSlot>,
 }
 
 impl Slots {
-    /// So many, all free.
+    /// Makes a set of `pages` slots, all free.
     pub fn new(pages: u64) -> Self {
         let mut free = Vec::new();
         free.resize((pages / 64) as usize, u64::MAX);
@@ -51,7 +51,7 @@ impl Slots {
         Self { free, count: pages, at: 0, bad: Vec::new() }
     }
 
-    /// How many are free.
+    /// Returns the number of free slots.
     pub const fn count(&self) -> u64 {
         self.count
     }
@@ -68,7 +68,7 @@ impl Slots {
         Some(SwapSlot(64 * self.at as u64 + u64::from(bit)))
     }
 
-    /// The device has failed at one that is taken: it stays so.
+    /// Marks a taken page at which the device has failed: it stays taken.
     pub fn spoil(&mut self, slot: SwapSlot) {
         if !self.bad.contains(&slot) {
             self.bad.push(slot);
@@ -91,10 +91,10 @@ impl Slots {
     }
 }
 
-/// Where on the device the originals are that have been there.
+/// The places on the device of the originals that have been there.
 #[derive(Default)]
 pub(crate) struct Shelf {
-    /// By number; less than all are known until one is put there.
+    /// The pages, by number; the list ends with the last one that was put there.
     slots: Vec<u32>,
     count: u64,
 }
@@ -102,18 +102,18 @@ pub(crate) struct Shelf {
 impl Shelf {
     const NOWHERE: u32 = u32::MAX;
 
-    /// How many are there.
+    /// Returns the number of originals there.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The page of the device that has one.
+    /// Returns the page of the device that has an original.
     pub fn of(&self, number: u64) -> Option<SwapSlot> {
         let slot = self.slots.get(number as usize).copied().filter(|slot| *slot != Self::NOWHERE)?;
         Some(SwapSlot(slot.into()))
     }
 
-    /// It is on that page of the device from now on.
+    /// Records that an original is on that page of the device.
     pub fn put(&mut self, number: u64, SwapSlot(slot): SwapSlot) {
         let needed = (number as usize + 1).max(self.slots.len());
         self.slots.resize(needed, Self::NOWHERE);
@@ -121,7 +121,7 @@ impl Shelf {
         self.count += 1;
     }
 
-    /// Whether it can be written down that an original is there.
+    /// Returns whether the shelf can record an original on that page.
     pub const fn may_have(SwapSlot(slot): SwapSlot) -> bool {
         slot < Self::NOWHERE as u64
     }

@@ -1,18 +1,19 @@
-//! Where the boot loader has put images.
+//! The places where the boot loader has put images.
 
 use abi::bundle::Segment;
 use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Hpa, PAGE_BYTES, Pfn};
 
-/// The frames of a piece of an image, in a bundle of so many bytes; `None` if it is not in there: its VM is not started.
+/// Returns the frames of a piece of an image, in a bundle of `bytes` bytes; `None` if it is not in there: its VM is not
+/// started.
 pub(crate) fn home(segment: &Segment, bundle: Pfn<Hpa>, bytes: u64) -> Option<Range<u64>> {
     let end = segment.offset.checked_add(segment.bytes)?.checked_next_multiple_of(PAGE_BYTES)?;
     let first = bundle.raw() + segment.offset / PAGE_BYTES;
     (segment.bytes != 0 && end <= bytes).then(|| first..bundle.raw() + end / PAGE_BYTES)
 }
 
-/// Those of all pieces together, in order, for [`mmu::Frames::add_images`].
+/// Returns the homes of all pieces together, in order, for [`mmu::Frames::add_images`].
 #[must_use]
 pub fn homes_of_all<'a>(segments: impl Iterator<Item = &'a Segment>, bundle: Pfn<Hpa>, bytes: u64) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = segments.filter_map(|segment| home(segment, bundle, bytes)).collect();

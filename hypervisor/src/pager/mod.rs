@@ -1,5 +1,5 @@
-//! Paging: guests may be given more memory together than the host has. Pages that nobody uses go to a swap device, and come back
-//! when they are touched.
+//! Paging: guests may be given more memory together than the host has. Pages that are not used go to a swap device, and
+//! come back when they are touched.
 //!
 //! ```text
 //!   reach: no frame ──► short_of ──► the vCPU waits ◄───────────────────────┐
@@ -9,15 +9,15 @@
 //!                            └────► reclaim: a portion of a sweep ──────────┘
 //! ```
 //!
-//! A *sweep* goes through the memory of all VMs like the hand of a clock. What is mapped becomes idle; what is still idle
-//! when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to nowhere, others to the
-//! device. The VMs' `reserve` stays.
+//! A *sweep* goes through the memory of all VMs like the hand of a clock. A mapped page becomes idle. A page that is
+//! still idle when the hand comes again goes, unless it is spared because it was used often: pages of zeroes to
+//! nowhere, others to the device. The VMs' `reserve` stays.
 //!
-//! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile it gets the frame
-//! back, and what was written is forgotten (*rescue*).
+//! A page on its way out is out already: its frame is the device's. If the guest touches it meanwhile, it gets the
+//! frame back, and the device's copy is forgotten (*rescue*).
 //!
-//! The pages of images are nobody's alone. The sweep comes to them after the VMs, takes those that no VM has touched, and writes each
-//! to the device once ([`originals`]).
+//! The pages of images belong to no single VM. The sweep comes to them after the VMs, takes those that no VM has
+//! touched, and writes each to the device once ([`mmu::frames::Originals`]).
 //!
 //! Locks: a VM's memory, then the pager's.
 
@@ -52,11 +52,11 @@ pub(crate) const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
 pub(crate) const STOCK: usize = 4;
 
-/// What is to be done about a page that is out.
+/// The next step for a page that is out.
 pub(crate) enum Fetched {
-    /// It is there, or on its way elsewhere: the access is attempted anew.
+    /// The page is present, or on its way elsewhere: the access is attempted anew.
     Again,
-    /// It comes, or something else has to come first.
+    /// The page is being read, or something else has to come first.
     Waits,
     /// There is no frame for it.
     NoFrame(AllocError),
@@ -71,15 +71,15 @@ pub(crate) struct Request {
     pub(crate) way: Way,
     pub(crate) whose: Whose,
     pub(crate) slot: SwapSlot,
-    /// Its frame; `None` if the guest has it back already, or whoever looks after its end has it.
+    /// The frame; `None` if the guest has it back already, or the part that handles the end of the request has it.
     pub(crate) frame: Option<Run>,
-    /// How it comes, if it does.
+    /// The way in which the page becomes present, if it is read.
     pub(crate) comes: Comes,
-    /// Nobody asks for what is on the page of the device any more.
+    /// Set if the content of the page of the device is no longer wanted.
     pub(crate) is_moot: bool,
 }
 
-/// Whose page a request is about.
+/// The owner of the page that a request is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Whose {
     /// A VM's.
@@ -98,7 +98,7 @@ impl Whose {
     }
 }
 
-/// What has been counted. All only grow.
+/// The pager's counters. All only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) reads: atomic::AtomicU64,
@@ -111,20 +111,20 @@ pub struct Counters {
     pub(crate) image_reads: atomic::AtomicU64,
 }
 
-/// What VMs share of paging.
+/// The state of paging that VMs share.
 pub struct Pager {
     pub(crate) inner: Mutex<Inner>,
-    /// Whoever has it sweeps.
+    /// The state of the sweep. The hart that holds the lock sweeps.
     pub(crate) clock: Mutex<clock::Clock>,
-    /// Whether a VM may have to give memory away.
+    /// Set if a VM may have to give memory away.
     pub(crate) is_on: AtomicBool,
     /// Requests that the device has not finished.
     pub(crate) in_flight: AtomicUsize,
-    /// Those of them by which a page leaves memory.
+    /// The number of those requests by which a page leaves memory.
     pub(crate) leaving: AtomicUsize,
-    /// Whether a frame is wanted that the host has not.
+    /// Set if a frame is wanted that the host does not have.
     pub(crate) is_short: AtomicBool,
-    /// Frames that are to be free for somebody who needs some side by side; 0: nobody does.
+    /// The number of frames that are to be free side by side, for a caller that needs that; 0: none does.
     pub(crate) aim: AtomicU64,
     /// Pages that have gone for that.
     pub(crate) gone_for_it: AtomicU64,
@@ -132,14 +132,15 @@ pub struct Pager {
     pub(crate) over_limit: AtomicU64,
     /// VMs, by slot, of which a vCPU waits for a frame, or for room among the requests.
     pub(crate) waiting: AtomicU64,
-    /// What a sweep was for that found nothing to take, and the count of events then: it means something until the next one.
+    /// The goal of a sweep that found nothing to take, and the count of events then: it means something until the next
+    /// one.
     pub(crate) exhausted: Mutex<Option<(u64, Goal)>>,
     /// VMs that are to end, and why.
     pub(crate) doomed: Mutex<Vec<(Handle, String)>>,
     pub(crate) has_doomed: AtomicBool,
     /// Counts what a vCPU may have waited for.
     pub(crate) events: AtomicU64,
-    /// When guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]), in host time.
+    /// The host time when guests are disturbed next ([`abi::tunable::Id::UnmapAtRandom`]).
     pub(crate) shaken_at: AtomicU64,
     pub(crate) counters: Counters,
 }
@@ -151,7 +152,7 @@ pub(crate) struct Inner {
     pub(crate) requests: Vec<Request>,
     /// Writes that have failed, since one has not.
     pub(crate) failed: u32,
-    /// For tables that split 2 MiB.
+    /// Frames for tables that split 2 MiB.
     pub(crate) stock: Vec<Ahead>,
 }
 
@@ -162,7 +163,7 @@ impl Default for Pager {
 }
 
 impl Pager {
-    /// With or without a swap device.
+    /// Makes the pager, with or without a swap device.
     #[must_use]
     pub fn new(disk: Option<Box<dyn Disk>>) -> Self {
         let slots = Slots::new(disk.as_ref().map_or(0, |disk| disk.pages()));
@@ -193,13 +194,13 @@ impl Pager {
         }
     }
 
-    /// Whether it has a swap device.
+    /// Returns whether there is a swap device.
     #[must_use]
     pub fn has_disk(&self) -> bool {
         self.inner.lock().disk.is_some()
     }
 
-    /// Its counters by name, and how full the device is.
+    /// Returns the counters by name, and the counts of the device's pages.
     #[must_use]
     pub fn each(&self) -> [(&'static str, u64); 11] {
         let (pages, free, images) = {
@@ -223,20 +224,20 @@ impl Pager {
         ]
     }
 
-    /// Whether memory has to be taken from a VM, now or some time.
+    /// Returns whether memory has to be taken from a VM, now or some time.
     #[inline(always)]
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(SeqCst)
     }
 
-    /// Memory may have to be taken from VMs from now on.
+    /// Turns paging on: memory may have to be taken from VMs from now on.
     pub fn turn_on(&self, frames: &Frames) {
         frames.keep(Self::marks(frames).1);
         self.is_on.store(true, SeqCst);
     }
 
-    /// Whether there is something to be done on other occasions than a guest's fault.
+    /// Returns whether there is work on other occasions than a guest's fault.
     #[inline]
     #[must_use]
     pub fn has_work(&self) -> bool {
@@ -246,15 +247,16 @@ impl Pager {
             || self.has_doomed.load(SeqCst)
     }
 
-    /// Counts what a vCPU may wait for. Whoever is told to wait, and has said so ([`Vm::hold`]), looks whether this is still
-    /// what it was before its attempt: if not it tries again at once, for nobody will wake it.
+    /// Returns the count of events that a vCPU may wait for. A vCPU that has to wait, and has said so ([`Vm::hold`]),
+    /// compares it with the count before its attempt: if it differs, the vCPU tries again at once, because it will not
+    /// be woken.
     #[inline(always)]
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events.load(SeqCst)
     }
 
-    /// A VM forgoes a page of the device.
+    /// Frees a page of the device that a VM forgoes.
     pub fn forgo(&self, slot: SwapSlot) {
         let mut inner = self.inner.lock();
         match inner.requests.iter_mut().find(|request| request.slot == slot) {
@@ -263,7 +265,7 @@ impl Pager {
         }
     }
 
-    /// A VM forgoes those that its memory says: they are out of date.
+    /// Frees the pages that a VM's memory forgoes, because they are out of date.
     #[inline(always)]
     pub fn forgo_all(&self, space: &mut AddressSpace) {
         if space.has_forgone() {
@@ -278,48 +280,49 @@ impl Pager {
         space.take_forgone().into_iter().for_each(|slot| self.forgo(slot));
     }
 
-    /// Whether the device still has a frame of that VM's.
+    /// Returns whether the device still has a frame of that VM's.
     #[must_use]
     pub fn is_busy_for(&self, vm: Handle) -> bool {
         self.in_flight.load(SeqCst) != 0 && self.inner.lock().requests.iter().any(|request| request.whose.is_of(vm))
     }
 
-    /// A VM without vCPUs that run is about to attempt something: whether it waits for memory then, [`Pager::is_waiting`] says.
+    /// Begins an attempt of a VM without running vCPUs: [`Pager::is_waiting`] then returns whether it waits for memory.
     pub(crate) fn begin_attempt(&self, vm: &Vm) {
         self.waiting.fetch_and(!(1 << vm.slot()), SeqCst);
     }
 
-    /// Whether it waits for a frame, or for the device.
+    /// Returns whether a VM waits for a frame, or for the device.
     pub(crate) fn is_waiting(&self, vm: &Vm) -> bool {
         self.waiting.load(SeqCst) >> vm.slot() & 1 == 1
     }
 
-    /// Frames that are to be free, and how many a sweep makes free once there are fewer.
+    /// Returns the frames that are to be free, and the number that a sweep makes free once there are fewer.
     pub(crate) fn marks(frames: &Frames) -> (u64, u64) {
         let low = (frames.total_count() / 64).clamp(64, 2048);
         (low, 2 * low)
     }
 
-    /// Frames are free, but not so many side by side as a VM needs that is about to start: more are to be free, so that some are.
-    /// Returns false if as many pages have gone for that as the host has frames: then that comes to nothing.
+    /// Raises the number of frames that are to be free. Frames are free, but not so many side by side as a VM needs
+    /// that is about to start. Returns false if as many pages have gone for that as the host has frames: then the aim
+    /// is given up.
     pub(crate) fn aim_higher(&self, frames: &Frames) -> bool {
         let free = frames.at_hand();
         self.aim.fetch_max((free + free / 2).min(frames.total_count()), SeqCst);
         self.gone_for_it.load(SeqCst) < frames.total_count()
     }
 
-    /// Nobody needs frames side by side any more.
+    /// Ends the aim for frames side by side: they are not needed any more.
     pub(crate) fn aim_as_usual(&self) {
         self.aim.store(0, SeqCst);
         self.gone_for_it.store(0, SeqCst);
     }
 
-    /// Whether memory is not short.
+    /// Returns whether memory is not short.
     pub(crate) fn has_enough(frames: &Frames) -> bool {
         frames.at_hand() >= Self::marks(frames).0
     }
 
-    /// Looks whether memory gets short, and sees to it that some is taken back soon.
+    /// Checks whether memory gets short, and has some taken back soon.
     #[inline(never)]
     pub fn look<E: Env>(&self, frames: &Frames, env: &mut E) {
         if !self.is_short.load(SeqCst) && !Self::has_enough(frames) {

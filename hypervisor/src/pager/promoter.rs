@@ -1,7 +1,7 @@
-//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes them one page of
-//! 2 MiB, in portions ([`mmu::Promotion`]).
+//! Promotion in the background: a hart that has nothing else to do looks for 4 KiB pages that fill 2 MiB, and makes
+//! them one page of 2 MiB, in portions ([`mmu::Promotion`]).
 //!
-//! Such pages are there where memory was short once, or came back from the swap device. VMs that have none cost nothing, and
+//! Such pages exist if memory was short once, or came back from the swap device. VMs that have none cost nothing, and
 //! nothing is promoted while memory is short.
 
 use crate::slots::Handle;
@@ -11,22 +11,22 @@ use core::sync::atomic::AtomicU64;
 use mmu::Promotion;
 use rv::{Addr, Gpa, Pfn};
 
-/// What harts share of it.
+/// The state of promotion that harts share.
 #[derive(Default)]
 pub struct Promoter {
-    /// Whoever has it looks, or does a portion.
+    /// The position of the search. The hart that holds the lock looks, or does a portion.
     pub(crate) hand: Mutex<Hand>,
-    /// When it begins anew, in host time.
+    /// The host time at which it begins anew.
     pub(crate) due: AtomicU64,
-    /// How many promotions have come to nothing in a row, as far as it counts.
+    /// The number of promotions in a row that failed, as far as it is counted.
     pub(crate) in_vain: AtomicU64,
 }
 
-/// Where it is.
+/// The position of the search.
 pub(crate) struct Hand {
     pub(crate) slot: usize,
     pub(crate) page: Pfn<Gpa>,
-    /// What it has begun.
+    /// The promotion that is under way.
     pub(crate) doing: Option<Doing>,
 }
 

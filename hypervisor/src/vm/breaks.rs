@@ -6,20 +6,20 @@ use abi::control::debug::Stopped;
 use alloc::vec::Vec;
 use rv::{Addr, Gpa};
 
-/// Where `c.ebreak` stands in place of what the guest has there.
+/// A place where `c.ebreak` stands instead of the guest's instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Break {
-    /// By which virtual address it was asked for.
+    /// The virtual address by which it was asked for.
     pub gva: u64,
-    /// Where it is.
+    /// The guest physical address.
     pub gpa: Addr<Gpa>,
-    /// What was there.
+    /// The guest's two bytes at that address.
     pub original: [u8; 2],
-    /// Whether it is there for one step only.
+    /// Set if the breakpoint is there for one step only.
     pub is_for_step: bool,
 }
 
-/// What a debugger has done to a VM.
+/// The changes that a debugger has made to a VM.
 #[derive(Debug, Default)]
 pub struct State {
     /// The breakpoints.
@@ -30,22 +30,22 @@ pub struct State {
     pub step: Option<(u32, u64)>,
 }
 
-/// A VM's breakpoints. Nobody takes another lock while this one is held.
+/// A VM's breakpoints. No other lock is taken while this one is held.
 #[derive(Debug, Default)]
 pub struct Breaks {
     is_on: AtomicBool,
-    /// What there is while a debugger is attached.
+    /// The state while a debugger is attached.
     pub state: Mutex<State>,
 }
 
 impl Breaks {
-    /// Whether a debugger is attached. Each vCPU is loaded anew since before there is any breakpoint.
+    /// Returns whether a debugger is attached. Each vCPU is loaded anew since before there is any breakpoint.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::SeqCst)
     }
 
-    /// Says so, or says no more so; returns how it was.
+    /// Sets whether a debugger is attached; returns the previous value.
     pub fn set_on(&self, on: bool) -> bool {
         self.is_on.swap(on, Ordering::SeqCst)
     }

@@ -1,5 +1,5 @@
-//! What would take longer than an exit may (BOUNDED), done in portions: what VMs have is made when they start, and given back when
-//! they end or start over.
+//! Work that would take longer than an exit may (BOUNDED), done in portions: a VM's resources are made when it starts,
+//! and given back when it ends or starts over.
 
 use crate::sync::Mutex;
 use crate::vm::Vm;
@@ -13,11 +13,11 @@ use mmu::gstage::{self, Ready, SwapSlot};
 use mmu::shadow::Lists;
 use rv::{Gpa, Hpa, Pfn, PhysMem};
 
-/// What is left of a VM's memory. No TLB knows any of it.
+/// The rest of a VM's memory, still to be given back. No TLB holds any of it.
 #[must_use = "dropping it leaks frames"]
 pub struct Remains {
     space: gstage::Remains,
-    /// Those of the shadow tables, if there were any.
+    /// The frames of the shadow tables, if there were any.
     tables: Box<dyn Iterator<Item = Run> + Send>,
 }
 
@@ -27,12 +27,12 @@ const TABLES: usize = 128;
 const ENTRIES: u32 = 1024;
 
 impl Remains {
-    /// Those of an address space, and of what shadowed it.
+    /// Makes the remains of an address space, and of its shadow tables.
     pub fn of(space: gstage::Remains, tables: impl Iterator<Item = Run> + Send + 'static) -> Self {
         Self { space, tables: Box::new(tables) }
     }
 
-    /// Those of an address space without shadow tables.
+    /// Makes the remains of an address space without shadow tables.
     pub fn of_space(space: gstage::Remains) -> Self {
         Self::of(space, iter::empty())
     }
@@ -44,25 +44,25 @@ impl Remains {
     }
 }
 
-/// Whole GiB that are still to be given to a VM ([`crate::life::gigapages`]).
+/// Whole GiB that are still to be given to a VM (`life::gigapages`).
 #[must_use = "dropping it leaks frames"]
 pub struct Gigapages {
     /// The next 2 MiB.
     pub page: Pfn<Gpa>,
     /// The first page that is none of its RAM.
     pub end: Pfn<Gpa>,
-    /// Where they are to come from.
+    /// The GiB of the host's that they are to come from.
     pub place: Place,
-    /// What is being made ready for them.
+    /// The memory that is being made ready for them.
     pub ready: Ready,
 }
 
 /// The GiB of the host's that the next pages are to be in.
 #[derive(Clone, Copy)]
 pub enum Place {
-    /// It is looked for, below that frame.
+    /// The GiB is looked for, below that frame.
     Below(Pfn<Hpa>),
-    /// It begins there.
+    /// The GiB begins at that frame.
     From(Pfn<Hpa>),
 }
 
@@ -75,13 +75,13 @@ impl Place {
 pub struct Chore {
     /// The VM.
     pub vm: Arc<Vm>,
-    /// What comes next.
+    /// The work to do next.
     pub work: Work,
-    /// If it waits for memory: how many events of the pager's there had been before it was attempted.
+    /// The number of pager events before the last attempt, if the chore waits for memory.
     pub since: Option<u64>,
 }
 
-/// What is to be done for a VM.
+/// The work to be done for a VM.
 pub enum Work {
     /// Its memory is given back. Then it ends, or starts over.
     GiveBack(Remains),
@@ -89,7 +89,7 @@ pub enum Work {
     Prepare(Lists),
     /// Its memory is built.
     Build,
-    /// It is given whole GiB.
+    /// The VM is given whole GiB.
     GiveGigapages(Gigapages),
     /// Its device tree is written, with what has been made ready for that. Then it starts.
     Furnish(Ready),
@@ -101,7 +101,7 @@ pub enum Work {
 #[derive(Default)]
 pub struct Chores {
     list: Mutex<VecDeque<Chore>>,
-    /// VMs that are being given whole GiB of the host's: so long nobody takes 2 MiB for later.
+    /// The number of VMs that are being given whole GiB of the host's: while there are any, 2 MiB are not taken ahead.
     pub gigapages: AtomicUsize,
 }
 
@@ -118,12 +118,12 @@ impl Chores {
         list.remove(at)
     }
 
-    /// Those of a VM do not wait any more.
+    /// Makes the chores of a VM wait no more.
     pub fn wake(&self, vm: &Vm) {
         self.list.lock().iter_mut().filter(|chore| chore.vm.handle == vm.handle).for_each(|chore| chore.since = None);
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no chores.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.lock().is_empty()

@@ -24,23 +24,23 @@ pub fn instruction<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: 
     Some(if insn & 3 == 3 { insn } else { insn & 0xffff })
 }
 
-/// Where the instruction at `pc` is; see [`instruction`].
+/// Returns the address of the instruction at `pc`; see [`instruction`].
 pub fn place<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     fetched(space, (&Satp::decode(satp), mode), pc, mem)
 }
 
-/// Where a fetch of `pc` arrives, by the tables as they are now.
+/// Returns the address that a fetch of `pc` reaches, by the tables as they are now.
 fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
     let there = space.resident(walked(space, satp, Addr::new(pc), &request, mem).ok()?, mem)?;
     there.flags.contains(PteFlags::X).then_some(there.hpa)
 }
 
-/// Where an access of the guest's leads in its physical memory, through its own tables (`satp`) as they are now. Changes no
-/// mapping.
+/// Translates an access of the guest's to a guest physical address, through its own tables (`satp`) as they are now.
+/// Changes no mapping.
 ///
 /// # Errors
-/// If it is not allowed, or where a table is that is not in memory.
+/// If the access is not allowed, or a table is not in memory; the error has that table's address.
 pub fn guest_physical<M: PhysMem>(
     space: &AddressSpace,
     satp: u64,
@@ -51,10 +51,10 @@ pub fn guest_physical<M: PhysMem>(
     walked(space, &Satp::decode(satp), gva, request, mem)
 }
 
-/// Why a walk of a guest's tables leads nowhere.
+/// The reason why a walk of a guest's tables fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Astray {
-    /// They do not allow it.
+    /// The tables do not allow the access.
     Refused,
     /// One of them is not in memory: it is here.
     Away(Addr<Gpa>),

@@ -63,7 +63,7 @@ impl<T> SharedLock<T> {
         self.sharers.share(vcpu as usize)
     }
 
-    /// Number of times that a hart has waited for the lock's holder.
+    /// Returns the number of times that a hart has waited for the lock's holder.
     #[must_use]
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)

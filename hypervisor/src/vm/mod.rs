@@ -34,10 +34,10 @@ use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
 use rv::{Gpa, Hpa, Pfn};
 
-/// Where a VM is in its life.
+/// The phase of a VM's life.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// It has not started yet.
+    /// The VM has not started yet.
     Created,
     /// Running.
     Running,
@@ -48,28 +48,28 @@ pub enum Phase {
     Ended,
 }
 
-/// Why a VM's vCPUs are collected.
+/// The reason why a VM's vCPUs are collected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Departure {
-    /// It ends.
+    /// The VM ends.
     End(EndReason),
-    /// It starts over.
+    /// The VM starts over.
     Reboot,
 }
 
-/// How a VM's memory is virtualized. [`crate::memory::translation`] says what follows from it; nothing else asks.
+/// The virtualization of a VM's memory. [`crate::memory::translation`] says what follows from it; no other module asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Translation {
     /// In two stages: the guest's own tables, behind a G-stage.
     TwoStage,
-    /// In one: shadow tables, kept in step with the guest's in this way.
+    /// In one: shadow tables, synchronised with the guest's in this way.
     Shadow(Upkeep),
     /// In either way, by turns: behind the G-stage, or on shadow tables that steer.
     Adaptive,
 }
 
 impl Translation {
-    /// Number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
+    /// Returns the number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
     const fn sharers(self, config: &VmConfig) -> usize {
         match self {
             Translation::TwoStage | Translation::Adaptive => config.vcpus as usize,
@@ -91,7 +91,7 @@ impl From<MmuMode> for Translation {
     }
 }
 
-/// The device tree of a VM that is to be.
+/// Makes the device tree of a VM that is to be created.
 #[must_use]
 pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     let isa = Translation::from(offer.mode(config)).isa(config, offer);
@@ -109,7 +109,7 @@ pub struct Memory {
 /// A VM's memory, under its lock.
 pub type Locked<'a> = Exclusive<'a, Option<Memory>>;
 
-/// What a VM's memory did in earlier lives.
+/// The counts of a VM's memory in earlier lives.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Past {
     /// The address spaces.
@@ -137,39 +137,40 @@ pub struct Tlb {
 pub struct Vm {
     /// Its name to [`crate::vm::vms::Vms`].
     pub handle: Handle,
-    /// What it was asked to be.
+    /// The configuration that the VM was created with.
     pub config: Box<VmConfig>,
     /// Its device tree, as its memory has it at each start.
     pub tree: Vec<u8>,
-    /// How its memory is virtualized.
+    /// The virtualization of its memory.
     pub translation: Translation,
     /// Its memory; `None` before the start and after the end. Shared by vCPUs that fill the G-stage table.
     pub memory: SharedLock<Option<Memory>>,
-    /// What its memory's engines did in the lives before the present one. Apart, so that one load reaches all that exits look at.
+    /// The counts of its memory's engines in the lives before the present one. In a box, so that one load reaches all
+    /// fields that exits look at.
     pub past: Box<Mutex<Past>>,
     /// The devices.
     pub devices: Mutex<Devices>,
-    /// Where they are, in the order of their numbers.
+    /// The places of the devices, in the order of their numbers.
     places: Vec<Place>,
     /// A device, such as the UART with something to send, is to have its moment soon: some hart sees to that.
     pub has_moment: AtomicBool,
     /// The vCPUs (by bit) whose last exit is to be made again when a device, or the console, can go on.
     pub held: AtomicU64,
-    /// Its software events. Nobody takes another lock with this one.
+    /// Its software events. No other lock is taken with this one.
     pub events: Mutex<Events>,
     /// Its vCPUs, by hart id.
     pub vcpus: Vec<Arc<Vcpu>>,
-    /// Where it is in its life.
+    /// The phase of its life.
     pub phase: Mutex<Phase>,
     /// Its translations in the harts' TLBs.
     pub tlb: Tlb,
-    /// Whether it has been said that it calls an SBI function that is not there.
+    /// Set once it was reported that the VM calls an SBI function that does not exist.
     pub has_called_unknown: AtomicBool,
     /// Its breakpoints, while a debugger looks at it.
     pub breaks: Breaks,
-    /// The snapshot that is taken of it. Nobody takes another lock with this one.
+    /// The snapshot that is taken of it. No other lock is taken with this one.
     pub savings: Mutex<Savings>,
-    /// That is given out, so its devices stand still. Changed under the lock of [`Vm::savings`].
+    /// Set while the snapshot is given out: the devices stand still. Changed under the lock of [`Vm::savings`].
     pub is_frozen: AtomicBool,
     /// Host time at which guest time is 0.
     pub time_zero: AtomicU64,
@@ -177,7 +178,7 @@ pub struct Vm {
     pub since: AtomicU64,
 }
 
-/// Why guest memory cannot be reached.
+/// The reason why guest memory cannot be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unreachable {
     /// There is no memory at that address.
@@ -188,9 +189,9 @@ pub enum Unreachable {
     OutOfFrames(AllocError),
     /// The VM has no memory any more.
     Gone,
-    /// It takes long, and a part of it is done: the same once more goes on with it.
+    /// The access takes long, and a part of it is done: another attempt continues it.
     Later,
-    /// It has to be waited for: a page that is being brought in, or memory that is being taken back.
+    /// The memory has to be waited for: a page that is being brought in, or memory that is being taken back.
     Waits {
         /// Events of the pager's before ([`crate::pager::Pager::events`]).
         since: u64,
@@ -199,7 +200,7 @@ pub enum Unreachable {
     Out {
         /// Which page.
         page: Pfn<Gpa>,
-        /// Where it is.
+        /// The page of the device.
         slot: SwapSlot,
     },
     /// The page is an image's, and on the swap device: it has to be brought in first.
@@ -214,7 +215,7 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// Whether the same may come to something else when it is tried again.
+    /// Returns whether another attempt may have another result.
     #[must_use]
     pub const fn is_for_now(self) -> bool {
         matches!(self, Unreachable::Later | Unreachable::Waits { .. })
@@ -250,7 +251,7 @@ impl From<ResolveError> for Unreachable {
 }
 
 impl Vm {
-    /// A VM that has not started, its vCPUs stopped.
+    /// Makes a VM that has not started, its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
@@ -281,25 +282,26 @@ impl Vm {
         }
     }
 
-    /// Where it is while it is there: its console's number, and its account of frames.
+    /// Returns the VM's slot while it exists: its console's number, and its account of frames.
     #[must_use]
     pub const fn slot(&self) -> usize {
         self.handle.slot
     }
 
-    /// Who pays for its frames.
+    /// Returns the owner that the VM's frames are charged to.
     #[must_use]
     pub const fn owner(&self) -> Owner {
         Owner::Vm(self.slot() as u16)
     }
 
-    /// RAM that is never taken from it once it has it, in bytes.
+    /// Returns the RAM that is never taken from it once it has it, in bytes.
     #[must_use]
     pub const fn promised_bytes(&self) -> u64 {
         if self.config.wired { self.config.memory_bytes } else { self.config.reserve_bytes }
     }
 
-    /// The device at `gpa`, if there is one, and where in its registers that is: offset and how many bytes are left.
+    /// Returns the device at `gpa`, if there is one, the offset in its registers, and the number of bytes that are left
+    /// there.
     #[must_use]
     pub fn device_at(&self, gpa: u64) -> Option<(Target, u64, u64)> {
         let find = |(at, place): (usize, &Place)| Some((Target::Device(at), place.offset(gpa)?, place.bytes));
@@ -308,7 +310,7 @@ impl Vm {
         found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
     }
 
-    /// The host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
+    /// Returns the host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
     #[must_use]
     pub fn host_time(&self, time: u64, now: u64) -> u64 {
         if time == u64::MAX {
@@ -319,12 +321,12 @@ impl Vm {
         now.saturating_add(time.saturating_sub(guest_now))
     }
 
-    /// Says that the last exit of a vCPU is to be made again when a device, or the console, can go on.
+    /// Marks the last exit of a vCPU as one that is to be made again when a device, or the console, can go on.
     pub fn hold(&self, vcpu: u32) {
         self.held.fetch_or(1 << vcpu, Ordering::SeqCst);
     }
 
-    /// Whether `[gpa, gpa + bytes)` lies within the VM's RAM.
+    /// Returns whether `[gpa, gpa + bytes)` lies within the VM's RAM.
     #[must_use]
     pub fn in_ram(&self, gpa: u64, bytes: u64) -> bool {
         self.config.has_ram(gpa, bytes)

@@ -1,11 +1,11 @@
-//! What an exit comes to.
+//! The outcome of an exit.
 
 use crate::vm::Departure;
 use abi::record::EndReason;
 use alloc::string::String;
 use rv::{Access, Addr, Gpa, Trap};
 
-/// How a vCPU goes on after an exit.
+/// The way in which a vCPU continues after an exit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// In the guest, at `context.pc`.
@@ -16,38 +16,40 @@ pub enum Outcome {
     Kicked,
     /// A device of the host wants attention.
     External,
-    /// It waits for an interrupt.
+    /// The vCPU waits for an interrupt.
     Wait,
-    /// It waits for a store of another hart: it may as well let others run.
+    /// The vCPU waits for a store of another hart: other vCPUs may as well run.
     Yield,
-    /// It waits for a device, or for the console: this exit is made again when it is woken ([`VcpuRun::hold`]).
+    /// The vCPU waits for a device, or for the console: this exit is made again when the vCPU is woken
+    /// ([`VcpuRun::hold`]).
     ///
     /// [`VcpuRun::hold`]: crate::vm::vcpu::VcpuRun::hold
     Later,
-    /// It stops (SBI hart_stop).
+    /// The vCPU stops (SBI hart_stop).
     Stop,
-    /// It waits for an interrupt without its state (SBI hart_suspend, non-retentive): it goes on as if it were started anew
-    /// ([`VcpuRun::resume_at`]).
+    /// The vCPU waits for an interrupt without its state (SBI hart_suspend, non-retentive): it continues as if it were
+    /// started anew ([`VcpuRun::resume_at`]).
     ///
     /// [`VcpuRun::resume_at`]: crate::vm::vcpu::VcpuRun::resume_at
     Sleep {
-        /// Where, a guest physical address.
+        /// The guest physical address where the vCPU continues.
         pc: u64,
-        /// What it finds in a1.
+        /// The value of a1 then.
         opaque: u64,
     },
     /// Its VM ends or starts over.
     Depart(Departure),
 }
 
-/// What an exit that may be brief is about, if it is not a byte. Each has a handler, whose frame is no larger than it needs.
+/// The subject of an exit that may be brief, if that is not a byte. Each kind has a handler, whose frame is no larger
+/// than it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// An SBI call that sets the timer.
     Timer,
-    /// One that sends IPIs.
+    /// A call that sends IPIs.
     Ipi,
-    /// One of the base extension.
+    /// A call of the base extension.
     Base,
     /// A fault on shadow tables.
     Fault,
@@ -57,30 +59,30 @@ pub enum Kind {
     Satp,
 }
 
-/// What has come of an exit that might be brief: in a register, since it must not take long to say.
+/// The result of an exit that might be brief: in a register, since it must not take long to return.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Brief(pub u64);
 
-/// What is known of an exit that is not brief after all. Nothing has happened yet.
+/// The facts that are known of an exit that turned out not to be brief. Nothing has happened yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Known {
-    /// It sends a register by the UART.
+    /// The exit sends a register by the UART.
     Sends {
         /// The register.
         rs: u8,
         /// Bytes of the instruction: 2 or 4.
         length: u8,
     },
-    /// It is a fault on shadow tables that is about this guest physical address, where there is no RAM.
+    /// The exit is a fault on shadow tables about this guest physical address, where there is no RAM.
     NoRam(Addr<Gpa>),
-    /// It is a fault on shadow tables that takes more than tables which are known.
+    /// The exit is a shadow page fault that the existing shadow tables cannot resolve.
     Fault,
 }
 
 impl Brief {
-    /// It is not brief, and nothing is known of it.
+    /// The exit is not brief, and nothing is known of it.
     pub const NO: Self = Self(0);
-    /// It is over: the guest goes on.
+    /// The exit is over: the guest goes on.
     pub const OVER: Self = Self(1);
 
     const KIND: u64 = 0xff;
@@ -88,7 +90,7 @@ impl Brief {
     const NO_RAM: u64 = 3;
     const FAULT: u64 = 4;
 
-    /// It is not brief, and that is known of it.
+    /// Makes the result of an exit that is not brief, and of which that is known.
     #[must_use]
     pub const fn not(known: Known) -> Self {
         Self(match known {
@@ -99,7 +101,7 @@ impl Brief {
         })
     }
 
-    /// What is known, if anything is.
+    /// Returns the facts that are known, if any.
     #[must_use]
     pub const fn known(self) -> Option<Known> {
         match self.0 & Self::KIND {
@@ -112,19 +114,19 @@ impl Brief {
 }
 
 impl Outcome {
-    /// The guest did what nobody can answer.
+    /// Ends the VM: the guest did something that Gnomon cannot answer.
     #[must_use]
     pub fn kill(message: String) -> Self {
         Outcome::Depart(Departure::End(EndReason::Killed { message }))
     }
 }
 
-/// What a page fault comes to.
+/// The result of a page fault.
 #[derive(Debug)]
 pub enum Faulted {
     /// The guest goes on, and faults again unless what it needs is there now.
     Settled,
-    /// The same, and what it needs was there before.
+    /// Like [`Faulted::Settled`], and the mapping was present already.
     Known,
     /// Its kernel gets this trap.
     Inject(Trap),
@@ -133,9 +135,9 @@ pub enum Faulted {
         /// Events of the pager's before.
         since: u64,
     },
-    /// It is about a guest physical address where there is no RAM.
+    /// The fault is about a guest physical address where there is no RAM.
     NoRam {
-        /// How it was accessed.
+        /// The kind of access.
         access: Access,
         /// The address.
         gpa: Addr<Gpa>,

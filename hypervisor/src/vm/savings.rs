@@ -12,7 +12,7 @@ pub struct Savings {
 }
 
 impl Savings {
-    /// Whether one is being taken.
+    /// Returns whether a snapshot is being taken.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         self.now.is_some()
@@ -24,10 +24,10 @@ impl Savings {
 pub(crate) struct Saving {
     /// Its number.
     pub id: u32,
-    /// Whether the VM ran before.
+    /// Set if the VM ran before.
     pub was_running: bool,
     /// The encoded state, once it is there. Until then the VM may not stand still.
     pub state: Option<Vec<u8>>,
-    /// Whether anything of it was given out: somebody knows its number.
+    /// Set once a part of the snapshot was given out: a client knows its number.
     pub is_given: bool,
 }

@@ -15,14 +15,14 @@ use alloc::vec::Vec;
 pub struct Tenant {
     /// The VM.
     pub vm: Arc<Vm>,
-    /// Those vCPUs that are stopped, by hart id.
+    /// The vCPUs that are stopped, by hart id.
     pub parked: BTreeMap<u32, Box<VcpuRun>>,
     /// While the VM is paused, those that have left their harts for that.
     pub paused: Option<Vec<Box<VcpuRun>>>,
 }
 
 impl Tenant {
-    /// A VM of that configuration and device tree, with all its vCPUs stopped.
+    /// Makes a VM of that configuration and device tree, with all its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vm = Arc::new(Vm::new(handle, what, offer));
@@ -33,7 +33,7 @@ impl Tenant {
         Self { vm, parked, paused: None }
     }
 
-    /// Whether the VM is paused, and all its vCPUs have left their harts.
+    /// Returns whether the VM is paused, and all its vCPUs have left their harts.
     #[must_use]
     pub fn is_still(&self) -> bool {
         self.paused.as_ref().is_some_and(|aside| aside.len() + self.parked.len() == self.vm.vcpus.len())

@@ -1,4 +1,5 @@
-//! All VMs: those that there are, in slots; those that are to be, when another has ended; and what is told of those that were.
+//! All VMs: the present ones, in slots; those that are to be created when another has ended; and the reports of those
+//! that are gone.
 
 use crate::device::offer::Offer;
 use crate::slots::{Handle, Slots};
@@ -16,7 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use mmu::frames::MOST_OWNERS;
 
-/// Each slot has an account of frames, and a bit where a hart notes whose devices it looks after.
+/// Each slot has an account of frames, and a bit by which a hart notes that it serves the VM's devices.
 const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as usize);
 
 /// A VM that is to be.
@@ -24,7 +25,7 @@ const _: () = assert!(MAX_VMS <= MOST_OWNERS as usize && MAX_VMS <= u64::BITS as
 pub struct Wish {
     /// The VM's number: those of the bundle have their places in it, others those that follow.
     pub number: u64,
-    /// What it is to be.
+    /// The configuration of the VM.
     pub config: VmConfig,
     /// Its device tree; nothing if it is not to be.
     pub tree: Vec<u8>,
@@ -34,19 +35,19 @@ pub struct Wish {
     pub end: Option<EndReason>,
 }
 
-/// Whether a VM is to have a possible number of vCPUs.
+/// Returns whether a VM's configured number of vCPUs is possible.
 pub fn has_vcpus(config: &VmConfig) -> bool {
     (1..=MAX_VCPUS).contains(&config.vcpus)
 }
 
-/// What is kept of a VM when it is gone.
+/// The record that is kept of a VM when it is gone.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Its number.
     pub number: u64,
     /// Its name.
     pub name: String,
-    /// What it did.
+    /// The VM's counters.
     pub counters: Vec<(&'static str, u64)>,
 }
 
@@ -69,7 +70,7 @@ impl Default for Vms {
 }
 
 impl Vms {
-    /// No VM yet.
+    /// Makes the slots, without a VM.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -81,7 +82,7 @@ impl Vms {
         }
     }
 
-    /// Wishes for a VM: it is created when its turn comes.
+    /// Adds a wish for a VM: it is created when its turn comes.
     pub fn wish(&self, config: VmConfig, offer: &Offer) {
         let mut wishes = self.wishes.lock();
         let mut wish = self.draw(config, offer);
@@ -90,7 +91,7 @@ impl Vms {
         wishes.push_back(wish);
     }
 
-    /// A number for a VM that is to be created now.
+    /// Draws a number for a VM that is to be created now.
     #[must_use]
     pub fn draw(&self, config: VmConfig, offer: &Offer) -> Wish {
         self.left.fetch_add(1, SeqCst);
@@ -102,8 +103,8 @@ impl Vms {
         Wish { number, config, tree, after, end: None }
     }
 
-    /// Lets `create` make a VM of the first wish whose turn has come. In one step: whoever ends all VMs finds it here, or in
-    /// its slot.
+    /// Lets `create` make a VM of the first wish whose turn has come. That is one step: ending all VMs finds the VM
+    /// here, or in its slot.
     pub fn next<R>(&self, create: impl FnOnce(Wish) -> R) -> Option<R> {
         let mut wishes = self.wishes.lock();
         let at = wishes.iter().position(|wish| wish.after.is_none())?;
@@ -120,7 +121,7 @@ impl Vms {
         self.wishes.lock().iter().map(tell).collect::<Vec<R>>().into_iter()
     }
 
-    /// The VM of that number, if it is there.
+    /// Returns the VM of that number, if it exists.
     #[must_use]
     pub fn numbered(&self, number: u64) -> Option<Arc<Vm>> {
         self.all().find(|vm| vm.handle.number == number)
@@ -131,19 +132,19 @@ impl Vms {
         self.get(self.slots.put(number, make)?)
     }
 
-    /// The VM of that handle, unless it is gone.
+    /// Returns the VM of that handle, unless it is gone.
     #[must_use]
     pub fn get(&self, handle: Handle) -> Option<Arc<Vm>> {
         self.slots.with(handle, |tenant| Arc::clone(&tenant.vm))
     }
 
-    /// The VM in a slot.
+    /// Returns the VM in a slot.
     #[must_use]
     pub fn at(&self, slot: usize) -> Option<Arc<Vm>> {
         self.slots.at(slot, |tenant| Arc::clone(&tenant.vm))
     }
 
-    /// The VMs that there are.
+    /// Returns the present VMs.
     pub fn all(&self) -> impl Iterator<Item = Arc<Vm>> {
         self.slots.each(|tenant| Arc::clone(&tenant.vm))
     }
@@ -153,7 +154,7 @@ impl Vms {
         self.slots.with(vm.handle, act)
     }
 
-    /// Lets a VM leave its slot, and keeps what is told of it. `None` if it has left already.
+    /// Lets a VM leave its slot, and keeps its report. `None` if it has left already.
     pub fn move_out(&self, handle: Handle, report: Report) -> Option<Tenant> {
         let mut reports = self.reports();
         let tenant = self.slots.take(handle)?;
@@ -161,25 +162,25 @@ impl Vms {
         Some(tenant)
     }
 
-    /// What is told of the VMs that are gone. While this is held none goes.
+    /// Returns the reports of the VMs that are gone. While this is held none goes.
     pub fn reports(&self) -> MutexGuard<'_, Vec<Report>> {
         self.reports.lock()
     }
 
-    /// The VM of that number is over, and told of. It is the turn of those that are to come after it.
+    /// Notes that the VM of that number is over, and reported. Those that are to come after it have their turn.
     pub fn over(&self, number: u64) {
         let mut wishes = self.wishes.lock();
         wishes.iter_mut().filter(|wish| wish.after == Some(number)).for_each(|wish| wish.after = None);
         self.left.fetch_sub(1, SeqCst);
     }
 
-    /// Whether no VM is there or wished for.
+    /// Returns whether there is neither a VM nor a wish for one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.left.load(SeqCst) == 0
     }
 
-    /// How many VMs there were at a time, at most.
+    /// Returns the largest number of VMs at a time.
     #[must_use]
     pub fn most(&self) -> usize {
         self.slots.most()

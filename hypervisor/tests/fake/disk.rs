@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Sectors that it has.
 pub const SECTORS: u64 = 2048;
 
-/// What it has and does.
+/// The state of the disk.
 #[derive(Debug)]
 pub struct Platters {
     pub sectors: Vec<u8>,
-    /// What was begun and is not finished, with what was lent for it.
+    /// The requests that were begun and are not finished, each with the memory that was lent for it.
     pub begun: Vec<(Token, Asked, Option<Loan>)>,
     done: Vec<(Token, Asked, Option<Loan>)>,
     tokens: u16,
@@ -39,11 +39,11 @@ impl Platters {
 }
 
 thread_local! {
-    /// Those of the machine that was made last, by number.
+    /// The disks of the machine that was made last, by number.
     static DISKS: RefCell<BTreeMap<u32, Arc<Mutex<Platters>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The platters of a disk of the machine that was made last.
+/// Returns the platters of a disk of the machine that was made last.
 pub fn platters(number: u32) -> Arc<Mutex<Platters>> {
     DISKS.with_borrow(|all| all[&number].clone())
 }

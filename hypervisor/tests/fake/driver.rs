@@ -8,12 +8,12 @@ use hypervisor::io::serial::{Output, Reach};
 use rv::Addr;
 
 const TABLE: u64 = GUEST_RAM_BASE;
-/// Where the driver says what is available.
+/// The address of the driver's ring: available chains.
 pub const DRIVER: u64 = GUEST_RAM_BASE + 0x800;
-/// Where the device says what it has used.
+/// The address of the device's ring: used chains.
 pub const USED: u64 = GUEST_RAM_BASE + 0xa00;
 
-/// A world whose vCPU reaches its memory.
+/// Makes a world whose vCPU reaches its memory.
 pub fn world(config: VmConfig) -> World {
     let mut w = world_of(config, GuestTimer::Sstc);
     let translation = w.run.vm.translation;
@@ -47,7 +47,7 @@ pub fn ask(w: &mut World, device: u64, chain: &[(u64, u64, u64)]) {
     ask_by(w, (device, 0), chain);
 }
 
-/// The same by that queue of a device, and no other.
+/// Like `ask`, by that queue of a device, and no other.
 pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u64)]) {
     for (register, value) in [(0x070, 0), (0x070, 3), (0x024, 1), (0x020, 1), (0x070, 11), (0x030, queue), (0x038, 4)] {
         set(w, device + register, value);
@@ -67,13 +67,14 @@ pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u6
     assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
 }
 
-/// Counters of the VM's, by name.
+/// Returns counters of the VM's, by name.
 pub fn counters<const N: usize>(w: &World, names: [&str; N]) -> [Option<u64>; N] {
     let all = w.g.report(&w.run.vm).counters;
     names.map(|name| all.iter().find(|(known, _)| *known == name).map(|(_, count)| *count))
 }
 
-/// Where the rings of that queue are, where a device has several: the descriptors, what the driver makes available, and what the device has used.
+/// Returns the addresses of the rings of that queue, if a device has several: the descriptors, the driver's ring, and
+/// the device's ring.
 pub const fn rings(queue: u64) -> [u64; 3] {
     [TABLE + 0x1000 * queue, DRIVER + 0x1000 * queue, USED + 0x1000 * queue]
 }

@@ -4,11 +4,12 @@ use hypervisor::backend::entropy::{HostEntropy, PIECE};
 use std::cell::Cell;
 
 thread_local! {
-    /// Whether that of the machine that was made last was asked; whether it has bytes; and how many pieces there were.
+    /// The state of the source of the machine that was made last: whether it was asked, whether it has bytes, and the
+    /// number of pieces so far.
     static STATE: Cell<(bool, bool, u8)> = const { Cell::new((false, false, 0)) };
 }
 
-/// It has bytes now, if it was asked for some. Says whether it was.
+/// Gives the source bytes, if it was asked for some. Returns whether it was.
 pub fn come() -> bool {
     let (is_asked, _, pieces) = STATE.get();
     STATE.set((is_asked, is_asked, pieces));

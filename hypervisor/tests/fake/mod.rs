@@ -85,7 +85,7 @@ impl PhysMem for Mem {
     }
 }
 
-/// What a hart did that a test may ask about.
+/// An event on a hart that a test may ask about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     Ipi(usize),
@@ -119,7 +119,7 @@ pub struct Hart {
 }
 
 impl Hart {
-    /// Whether it was asked to go on with chores since it was asked last.
+    /// Returns whether the hart was asked to go on with chores since the last call.
     pub fn asked_to_go_on(&mut self) -> bool {
         let before = self.events.len();
         self.events.retain(|event| *event != Event::GoOnSoon);
@@ -234,15 +234,15 @@ thread_local! {
     static PRINTED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// Words of memory that were read or written.
     pub static ACCESSES: Cell<u64> = const { Cell::new(0) };
-    /// What the serial port has for Gnomon.
+    /// The bytes that the serial port has for Gnomon.
     pub static TYPED: RefCell<VecDeque<u8>> = const { RefCell::new(VecDeque::new()) };
-    /// How much it has room for at a time.
+    /// The number of bytes that the port has room for at a time.
     pub static ROOM: Cell<usize> = const { Cell::new(16) };
-    /// What it interrupts for.
+    /// The events that the port interrupts for.
     pub static LISTENS: Cell<Listen> = const { Cell::new(Listen { input: true, room: false }) };
 }
 
-/// What the console printed since the last call.
+/// Returns the console's output since the last call.
 pub fn printed() -> String {
     String::from_utf8_lossy(&PRINTED.take()).into_owned()
 }
@@ -301,17 +301,17 @@ impl Port for Printer {
     }
 }
 
-/// A machine of `harts` harts with these VMs, not yet started.
+/// Makes a machine of `harts` harts with these VMs, not yet started.
 pub fn machine(vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     machine_of((PAGES - BUNDLE_PAGES, Pager::default()), vms, harts, timer)
 }
 
-/// A page of the bundle.
+/// Returns a page of the bundle.
 pub fn bundle_page(n: u64) -> Pfn<Hpa> {
     Pfn::new(RAM + n)
 }
 
-/// The same with so many frames, and with that pager.
+/// Like [`machine`], with so many frames, and with that pager.
 pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize, timer: GuestTimer) -> (Gnomon, Hart) {
     PRINTED.take();
     let ram = oracle::Machine::with_ram(Pfn::new(RAM), PAGES);
@@ -396,31 +396,31 @@ fn settle(g: &Gnomon, hart: &mut Hart) {
     while lifecycle::go_on(g, hart) {}
 }
 
-/// [`lifecycle::start_due`], and what it leaves to be done.
+/// Calls [`lifecycle::start_due`], and does the work that it leaves.
 pub fn start_due(g: &Gnomon, hart: &mut Hart) {
     lifecycle::start_due(g, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::start`], and what it leaves to be done.
+/// Calls [`lifecycle::start`], and does the work that it leaves.
 pub fn start(g: &Gnomon, vm: &Arc<Vm>, hart: &mut Hart) {
     lifecycle::start(g, vm, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::depart`], and what it leaves to be done.
+/// Calls [`lifecycle::depart`], and does the work that it leaves.
 pub fn depart(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, hart: &mut Hart) {
     lifecycle::depart(g, vm, departure, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::end_all`], and what it leaves to be done.
+/// Calls [`lifecycle::end_all`], and does the work that it leaves.
 pub fn end_all(g: &Gnomon, reason: &EndReason, hart: &mut Hart) {
     lifecycle::end_all(g, reason, hart);
     settle(g, hart);
 }
 
-/// [`lifecycle::park`], and what it leaves to be done.
+/// Calls [`lifecycle::park`], and does the work that it leaves.
 pub fn park(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     lifecycle::park(g, run, hart);
     settle(g, hart);
@@ -437,7 +437,7 @@ pub fn world(vcpus: u32, timer: GuestTimer) -> World {
     world_of(vm_config("vm", vcpus), timer)
 }
 
-/// The same on shadow tables.
+/// Like [`world`], with the guest on shadow tables.
 pub fn shadow_world(mmu: MmuMode, vcpus: u32) -> World {
     let config = VmConfig { mmu: Some(mmu), ..vm_config("vm", vcpus) };
     let mut w = world_of(config, GuestTimer::Sstc);

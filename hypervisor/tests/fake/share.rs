@@ -6,10 +6,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// What it was asked.
+/// The state of the share's server.
 #[derive(Debug, Default)]
 pub struct Server {
-    /// What was begun and is not answered.
+    /// The requests that were begun and are not answered.
     pub begun: Vec<(Token, Asked)>,
     done: Vec<(Token, Asked)>,
     tokens: u16,
@@ -23,11 +23,11 @@ impl Server {
 }
 
 thread_local! {
-    /// Those of the machine that was made last, by number.
+    /// The shares of the machine that was made last, by number.
     static SHARES: RefCell<BTreeMap<u32, Arc<Mutex<Server>>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// The server of a share of the machine that was made last.
+/// Returns the server of a share of the machine that was made last.
 pub fn server(number: u32) -> Arc<Mutex<Server>> {
     SHARES.with_borrow(|all| all[&number].clone())
 }

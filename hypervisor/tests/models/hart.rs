@@ -21,14 +21,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
-/// What is wrong on purpose: each has to be found.
+/// A fault that is made on purpose: the models have to find each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// A hart looks at what was posted, and only then says that it enters.
     LooksBeforeItEnters,
     /// A hart looks for work, and only then says that it is idle.
     LooksBeforeItIsIdle,
-    /// What edits a table does not wait for harts in their guests.
+    /// An edit of a table does not wait for harts in their guests.
     DoesNotWait,
     /// A hart that enters does not fence for the edits of others.
     DoesNotCatchUp,
@@ -38,7 +38,7 @@ pub enum Mutant {
     StaysAway,
     /// A hart says that the VM is live there, and only then looks at its generation.
     LooksAfterItArrived,
-    /// A vCPU that waits was posted to, and nobody looks.
+    /// A vCPU that waits was posted to, and no hart looks.
     WaitsWithoutLooking,
     /// A vCPU that is told to park goes on.
     DoesNotPark,
@@ -48,24 +48,25 @@ pub enum Mutant {
     TakesAllForBrief,
 }
 
-/// What a guest does next.
+/// The next step of a guest.
 pub enum Step {
-    /// It reads by the translation that it is modelled to have.
+    /// The guest reads by the translation that it is modelled to have.
     Access,
     /// Nothing until it is interrupted.
     Wait,
     /// An SBI call: extension, function, arguments.
     Sbi(usize, usize, [u64; 3]),
-    /// An exit in which the VM's table is changed: what it led to before belongs to nobody.
+    /// An exit in which the VM's table is changed: the frame that it led to before is free.
     Edit,
-    /// It stores to that page of its RAM what it is to find there: its number. If the page is not there, that is an exit.
+    /// The guest stores to that page of its RAM the number that it is to find there. If the page is not present, that
+    /// is an exit.
     Touch(u64),
 }
 
-/// What the guests are made to do: it sees the vCPU, whose registers keep its state. Called in the guest.
+/// The program of the guests: it sees the vCPU, whose registers keep its state. It is called in the guest.
 pub type Program = fn(&mut VcpuRun) -> Step;
 
-/// What the harts share besides [`Gnomon`].
+/// The state that the harts share besides [`Gnomon`].
 pub struct Rig {
     pub g: Gnomon,
     pub mem: Mem,
@@ -120,7 +121,7 @@ pub struct Hart {
     software: Option<bool>,
 }
 
-/// So few that they run out.
+/// The number of VMID bits: so few that VMIDs run out.
 const VMID_BITS: u32 = 2;
 
 pub const HVIP_SSIP: u64 = 1 << 2;
@@ -198,7 +199,7 @@ impl Hart {
         self.rig.interrupts[self.index].store(false, SeqCst);
     }
 
-    /// WFI.
+    /// Waits for an interrupt (WFI).
     fn sleep(&mut self) {
         while !self.is_interrupted() {
             thread::park();
@@ -321,7 +322,7 @@ impl Hart {
         hart.announce(slot, || run.may_enter(|| self.view.1))
     }
 
-    /// The guest runs until its next exit; `None` if that is by an interrupt.
+    /// Runs the guest until its next exit; `None` if that is by an interrupt.
     fn guest(&mut self, run: &mut VcpuRun) -> Option<Step> {
         loop {
             if self.is_interrupted() {
@@ -353,8 +354,8 @@ impl Hart {
         }
     }
 
-    /// The guest stores to a page of its RAM, if its G-stage table leads there. No other hart does anything meanwhile: as hardware
-    /// it needs no lock, and may be waited for by whoever has one.
+    /// Stores to a page of the guest's RAM, if its G-stage table leads there. No other hart does anything meanwhile: as
+    /// hardware it needs no lock, and a hart that holds one may wait for it.
     fn store(&self, run: &mut VcpuRun, page: u64) -> bool {
         let gpa = Addr::<Gpa>::new(GUEST_RAM_BASE + (page << 12));
         let (format, mut mem) = (self.rig.g.offer.g_format, self.mem());
@@ -415,7 +416,7 @@ impl Hart {
         exit::handle(&rig.g, run, self)
     }
 
-    /// The same, if it is brief: others see the hart in its guest meanwhile. Says whether it is.
+    /// Makes an SBI call, if it is brief: others see the hart in its guest meanwhile. Returns whether it is.
     fn call_briefly(&mut self, run: &mut VcpuRun, extension: usize, function: usize, arguments: [u64; 3]) -> bool {
         run.context.x[10..13].copy_from_slice(&arguments);
         (run.context.x[16], run.context.x[17]) = (function as u64, extension as u64);

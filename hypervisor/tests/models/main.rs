@@ -1,8 +1,10 @@
-//! Models: harts run by a model checker (shuttle), which decides at each access to what they share who goes on, in an order that it
-//! can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong order. It knows no weaker order of
-//! memory than the one that all harts agree on: what these protocols use is sequentially consistent.
+//! Models: harts run by a model checker (shuttle). At each access to shared state it decides which hart goes on, in an
+//! order that it can repeat. A wake-up that is lost is a deadlock, which it finds; so is a lock taken in the wrong
+//! order. It knows no weaker order of memory than the one that all harts agree on: what these protocols use is
+//! sequentially consistent.
 //!
-//! `MODEL_ROUNDS` says how many orders are tried of each (500 if missing), and `MODEL_SEED` which (those of 1 if missing).
+//! `MODEL_ROUNDS` is the number of orders that are tried of each (500 if missing), and `MODEL_SEED` the seed that
+//! chooses them (1 if missing).
 
 #[path = "../pager/disk.rs"]
 mod disk;
@@ -36,14 +38,14 @@ struct Model {
     harts: usize,
     vcpus: u32,
     program: Program,
-    /// What one more hart does first.
+    /// The first action of one more hart.
     meddle: Option<fn(&mut Hart)>,
     /// The machine has so many frames, if not enough, and a swap device.
     frames: Option<u64>,
 }
 
 impl Model {
-    /// One order of events.
+    /// Runs one order of events.
     fn run(self, mutant: Option<Mutant>) {
         let config = vm_config("vm", self.vcpus);
         let others = usize::from(self.meddle.is_some());
@@ -95,7 +97,8 @@ impl Model {
         Runner::new(scheduler, config).run(move || self.run(mutant));
     }
 
-    /// Half of the orders are random; the other half let one hart at a time go on as far as it can, with a few changes.
+    /// Checks that the model holds. Half of the orders are random; the other half let one hart at a time go on as far
+    /// as it can, with a few changes.
     fn holds(self) {
         let number = |name, otherwise| {
             std::env::var(name)
@@ -106,7 +109,7 @@ impl Model {
         self.explore(PctScheduler::new_from_seed(seed, 5, rounds / 2), None);
     }
 
-    /// Some order shows what is wrong.
+    /// Checks that some order shows the mutant.
     fn finds(self, mutant: Mutant) {
         let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
         let is_found = (3..13).any(|changes| {
@@ -147,7 +150,8 @@ fn interrupt(id: u64) -> Step {
     Step::Sbi(spi::EID_SPI, spi::SEND_IPI, [1 << id, 0, 0])
 }
 
-/// Each of the vCPUs, which all come up, reads and edits what the table leads to; then the first ends the VM.
+/// A program: each of the vCPUs, which all come up, reads and edits the frame that the table leads to; then the first
+/// ends the VM.
 fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     let step = count(run);
     match own(run) {
@@ -167,7 +171,7 @@ fn edits<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// The first edits, and nothing else; the others come in and out, and read.
+/// A program: the first edits, and nothing else; the others come in and out, and read.
 fn haste(run: &mut VcpuRun) -> Step {
     let step = count(run);
     match own(run) {
@@ -200,7 +204,7 @@ fn a_hart_that_enters_behind_an_edit_is_found() {
     HASTE.finds(Mutant::LooksAfterItArrived);
 }
 
-/// An interrupt goes round.
+/// A program: an interrupt goes round.
 fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     const ROUNDS: u64 = 2;
     let own = own(run);
@@ -222,7 +226,7 @@ fn round<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
 const ROUND: Model = Model { harts: 2, vcpus: 2, program: round::<2>, meddle: None, frames: None };
 const ROUND_OVERCOMMITTED: Model = Model { harts: 2, vcpus: 3, program: round::<3>, meddle: None, frames: None };
 
-/// The same, and each of them reads and edits in between: those that share a hart come back to it.
+/// Like [`round`], but each vCPU reads and edits in between: those that share a hart come back to it.
 fn turns<const VCPUS: u64>(run: &mut VcpuRun) -> Step {
     match thread_rng().gen_range(0..6) {
         0 => Step::Edit,
@@ -256,7 +260,7 @@ fn a_wake_up_that_is_lost_is_found() {
     ROUND_OVERCOMMITTED.finds(Mutant::WaitsWithoutLooking);
 }
 
-/// vCPUs start each other and stop; the first starts the VM over once, and ends it.
+/// A program: vCPUs start each other and stop; the first starts the VM over once, and ends it.
 fn lives(run: &mut VcpuRun) -> Step {
     let step = count(run);
     let is_first = own(run) == 0;
@@ -285,7 +289,7 @@ fn lives(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// Somebody at the console pauses the VM and lets it go on.
+/// Pauses the VM and lets it go on, as from the console.
 fn pauses(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     for _ in 0..2 {
@@ -295,13 +299,13 @@ fn pauses(hart: &mut Hart) {
     }
 }
 
-/// Somebody at the console ends it.
+/// Ends the VM, as from the console.
 fn ends(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     lifecycle::end_all(&rig.g, &EndReason::Poweroff, hart);
 }
 
-/// Both.
+/// Pauses the VM and lets it go on, then ends it.
 fn pauses_and_ends(hart: &mut Hart) {
     let rig = Arc::clone(&hart.rig);
     let Some(vm) = rig.g.vms.at(0) else { return };
@@ -324,7 +328,8 @@ fn a_vcpu_that_is_not_collected_is_found() {
     LIVES.finds(Mutant::DoesNotPark);
 }
 
-/// Both vCPUs go round through some pages, of which the host takes away what it can; then the first ends the VM.
+/// A program: both vCPUs go round through some pages, of which the host takes away as many as it can; then the first
+/// ends the VM.
 fn pages(run: &mut VcpuRun) -> Step {
     let (own, touched) = (own(run), run.context.x[7]);
     if own == 0 && run.context.x[9] == 0 {
@@ -338,7 +343,7 @@ fn pages(run: &mut VcpuRun) -> Step {
     }
 }
 
-/// It never has enough for a guest that does anything.
+/// A machine that never has enough memory for a guest that does anything.
 const PAGING: Model = Model { harts: 2, vcpus: 2, program: pages, meddle: None, frames: Some(70) };
 
 #[test]

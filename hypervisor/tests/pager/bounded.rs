@@ -24,7 +24,7 @@ fn gpa(page: u64) -> u64 {
     GUEST_RAM_BASE + page * PAGE_BYTES
 }
 
-/// A guest that has so many leaves to one page of an image as its tables have entries.
+/// Makes a guest that has so many leaves to one page of an image as its tables have entries.
 fn spread(rig: &mut Rig, n: usize) {
     let entry = |page: u64, flags: u64| gpa(page) >> 12 << 10 | flags;
     rig.poke(n, gpa(ROOT), entry(MIDDLE, 1));

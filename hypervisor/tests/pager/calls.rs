@@ -5,7 +5,7 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use rv::PAGE_BYTES;
 use sbi_spec::{dbcn, sse};
 
-/// What the `n`th byte of the input is.
+/// Returns the `n`th byte of the input.
 fn byte(n: usize) -> u8 {
     (n * 7 + n / 251) as u8
 }

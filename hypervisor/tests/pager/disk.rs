@@ -15,7 +15,7 @@ struct Request {
     way: Way,
     slot: u64,
     frame: Pfn<Hpa>,
-    /// How often it is still looked for in vain.
+    /// The number of times that it is still looked for in vain.
     patience: u64,
 }
 
@@ -25,33 +25,33 @@ pub struct State {
     pages: u64,
     /// Requests that it takes at a time.
     pub depth: usize,
-    /// How long each of them takes, at most: that often it is asked in vain.
+    /// The longest time that each of them takes: the number of times that it is asked in vain.
     pub delay: u64,
     /// Nothing is finished.
     pub is_held: bool,
     /// Pages that it does not give back, and that it does not take.
     pub bad_reads: BTreeSet<u64>,
     pub bad_writes: BTreeSet<u64>,
-    /// It refuses everything.
+    /// Set if the device refuses everything.
     pub is_dead: bool,
-    /// It gives another page back than the one that it is asked for, now and then: a mutant.
+    /// Set if the device gives another page back than the one that it is asked for, now and then: a mutant.
     pub mixes: bool,
     mem: Option<Mem>,
     kept: BTreeMap<u64, Vec<u8>>,
     requests: Vec<Request>,
     dice: u64,
-    /// By page: how often it was begun to be written.
+    /// The number of times that each page was begun to be written.
     pub writes: BTreeMap<u64, u64>,
     pub reads: u64,
     /// The most requests that there were at a time.
     pub most: usize,
 }
 
-/// What a test has of it.
+/// A test's handle of the device.
 #[derive(Clone)]
 pub struct Hand(Arc<Mutex<State>>);
 
-/// What the pager has.
+/// The pager's end of the device.
 pub struct Fake(Hand);
 
 impl Hand {
@@ -67,7 +67,7 @@ impl Hand {
         self.0.lock().unwrap()
     }
 
-    /// The RAM that it reads and writes.
+    /// Connects the RAM that it reads and writes.
     pub fn plug_into(&self, mem: &Mem) {
         self.get().mem = Some(mem.clone());
     }
@@ -76,19 +76,19 @@ impl Hand {
         self.get().requests.len()
     }
 
-    /// Its pages that it is to write.
+    /// Returns the pages that it is to write.
     pub fn begun(&self) -> Vec<u64> {
         self.get().requests.iter().filter(|request| request.way == Way::Out).map(|request| request.slot).collect()
     }
 
-    /// The frames that it fills.
+    /// Returns the frames that it fills.
     pub fn frames(&self) -> Vec<Pfn<Hpa>> {
         self.get().requests.iter().filter(|request| request.way == Way::In).map(|request| request.frame).collect()
     }
 }
 
 impl State {
-    /// Its pages that it fails at.
+    /// Returns the number of its pages that it fails at.
     pub fn bad(&self) -> u64 {
         self.bad_reads.union(&self.bad_writes).count() as u64
     }

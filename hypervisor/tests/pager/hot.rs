@@ -6,8 +6,8 @@ use abi::bundle::MmuMode;
 /// Pages of a hot set.
 const HOT: u64 = 100;
 
-/// Pages of the hot set that were read from the device, for a guest that streams through its memory and touches one of them after
-/// each page.
+/// Returns the number of pages of the hot set that were read from the device, for a guest that streams through its
+/// memory and touches one of them after each page.
 fn reads(mmu: MmuMode) -> u64 {
     let mut rig = Rig::new(400, Some(2 * PAGES), vec![vm("vm", mmu)]);
     rig.exits_per_turn = 50;
@@ -24,7 +24,7 @@ fn reads(mmu: MmuMode) -> u64 {
     reads
 }
 
-/// Where a sweep spares nothing ([`mmu::AddressSpace::spare`]), they are 541 and 694.
+/// Checks the number of reads. If a sweep spares nothing ([`mmu::AddressSpace::spare`]), they are 541 and 694.
 #[test]
 fn what_is_used_all_the_time_outlasts_what_streams_by() {
     for (mmu, most) in [(MmuMode::TwoStage, 250), (MmuMode::Lazy, 300)] {

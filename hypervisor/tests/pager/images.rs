@@ -21,14 +21,14 @@ fn sharers() -> Vec<VmConfig> {
     ]
 }
 
-/// A hog takes all memory, so that nothing else stays that is not used.
+/// Makes a hog take all memory, so that only memory in use stays.
 fn press(rig: &mut Rig, hog: usize) {
     for _ in 0..2 {
         assert_eq!(rig.fill(hog, 0..USED), Done::Yes);
     }
 }
 
-/// Pages of the image that are in a VM's memory.
+/// Returns the pages of the image that are in a VM's memory.
 fn pages((at, _, pages): (u64, u64, u64)) -> std::ops::Range<u64> {
     at..at + pages
 }

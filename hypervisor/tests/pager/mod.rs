@@ -198,7 +198,7 @@ fn a_vm_has_no_more_than_its_limit() {
     }
 }
 
-/// The vCPU of VM 0 waits for a page, which the device has begun to read.
+/// Makes the vCPU of VM 0 wait for a page, which the device has begun to read.
 fn begin_to_read(rig: &mut Rig) {
     for n in [1, 0, 1] {
         assert_eq!(rig.fill(n, 0..USED), Done::Yes);
@@ -211,7 +211,7 @@ fn begin_to_read(rig: &mut Rig) {
     assert!(rig.disk().in_flight() >= 1, "with those behind it");
 }
 
-/// The device has begun to write as many of VM 0's pages as it takes at a time.
+/// Makes the device begin to write as many of VM 0's pages as it takes at a time.
 fn begin_to_write(rig: &mut Rig) {
     rig.disk().get().is_held = true;
     assert_eq!(rig.fill(0, 0..700), Done::Yes);
@@ -322,7 +322,8 @@ fn who_is_at_its_limit_makes_nobody_else_end() {
     rig.end();
 }
 
-/// Guest 1 has pages that came by 4 KiB, because memory was short; guest 0, which had the memory, is about to end.
+/// Makes guest 1 have pages that came by 4 KiB, because memory was short; guest 0, which had the memory, is about to
+/// end.
 fn with_small_pages(mmu: MmuMode) -> Rig {
     let mut rig = Rig::new(3940, None, vec![vm("hog", mmu), vm("small", mmu), vm("other", mmu), vm("late", mmu)]);
     assert_eq!((rig.fill(0, 0..USED), rig.fill(2, 0..USED)), (Done::Yes, Done::Yes));
@@ -331,7 +332,7 @@ fn with_small_pages(mmu: MmuMode) -> Rig {
     rig
 }
 
-/// They are whole again when there is enough.
+/// Small pages are whole again when there is enough memory.
 #[test]
 fn small_pages_become_large_when_memory_is_there_again() {
     for mmu in [MmuMode::TwoStage, MmuMode::Unsync, MmuMode::Lazy] {

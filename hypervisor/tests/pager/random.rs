@@ -21,7 +21,7 @@ impl Dice {
     }
 }
 
-/// A host with `count` VMs. `is_ample`: there is room for all that they want.
+/// Makes a host with `count` VMs. `is_ample`: there is room for all that they want.
 fn host(dice: &mut Dice, is_ample: bool) -> Rig {
     let count = 2 + dice.throw(3);
     let vms = (0..count).map(|n| {
@@ -59,7 +59,7 @@ fn host(dice: &mut Dice, is_ample: bool) -> Rig {
     rig
 }
 
-/// What a guest may want: near what it has wanted.
+/// Returns an access that a guest may want: near the pages that it has wanted.
 fn wish(dice: &mut Dice, near: &mut u64) -> Touch {
     match dice.throw(20) {
         0 => *near = dice.throw(USED),
@@ -73,7 +73,7 @@ fn wish(dice: &mut Dice, near: &mut u64) -> Touch {
     Touch { page: *near, store }
 }
 
-/// What is broken on purpose.
+/// A fault that is made on purpose.
 #[derive(Clone, Copy, Debug)]
 enum Mutant {
     Originals(Neglect),
@@ -140,7 +140,7 @@ fn lives(seeds: std::ops::Range<u64>, is_ample: bool) -> [u64; 6] {
     sum
 }
 
-/// A soak sets PAGER_LIVES.
+/// Returns the number of lives. A soak sets PAGER_LIVES.
 fn count() -> u64 {
     std::env::var("PAGER_LIVES").ok().and_then(|n| n.parse().ok()).unwrap_or(40)
 }

@@ -29,7 +29,7 @@ pub const KERNEL: u64 = (GUEST_ENTRY - GUEST_RAM_BASE) / PAGE_BYTES;
 pub const IMAGE: u64 = 512;
 pub const IMAGE_PAGES: u64 = 512;
 
-/// A VM of [`PAGES`] that has pages of the image from page `at` on: so many, from number `from` on.
+/// Makes a VM of [`PAGES`] that has pages of the image from page `at` on: so many, from number `from` on.
 pub fn vm_with_image(name: &str, mmu: MmuMode, (at, from, pages): (u64, u64, u64)) -> VmConfig {
     let mut config = vm(name, mmu);
     let (gpa, offset) = (GUEST_RAM_BASE + at * PAGE_BYTES, (IMAGE + from) * PAGE_BYTES);
@@ -37,24 +37,24 @@ pub fn vm_with_image(name: &str, mmu: MmuMode, (at, from, pages): (u64, u64, u64
     config
 }
 
-/// A VM of [`PAGES`].
+/// Makes a VM of [`PAGES`].
 pub fn vm(name: &str, mmu: MmuMode) -> VmConfig {
     let shadow_bytes = Some(384 << 10);
     VmConfig { mmu: Some(mmu), memory_bytes: PAGES * PAGE_BYTES, shadow_bytes, ..vm_config(name, 1) }
 }
 
-/// What a guest does next.
+/// The next access of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
     pub page: u64,
-    /// What it stores to the page's first word; else it loads.
+    /// The value that it stores to the page's first word; `None` if it loads.
     pub store: Option<u64>,
 }
 
-/// What has become of it.
+/// The result of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Done {
-    /// It came through.
+    /// The access came through.
     Yes,
     /// Not yet; but it got on with it.
     Soon,
@@ -71,9 +71,9 @@ pub struct Guest {
     run: Option<Box<VcpuRun>>,
     is_over: bool,
     pub wants: Option<Touch>,
-    /// What the first word of each page is, where that is not what it begins with.
+    /// The first word of each page, if it differs from its initial value.
     pub model: BTreeMap<u64, u64>,
-    /// How often it was told to wait.
+    /// The number of times that it was told to wait.
     pub waits: u64,
 }
 
@@ -82,15 +82,15 @@ pub struct Rig {
     pub hart: Hart,
     pub guests: Vec<Guest>,
     pub disk: Option<Hand>,
-    /// What the console printed.
+    /// The console's output.
     pub said: String,
     /// Exits until harts look after memory while no vCPU waits.
     turns: std::ops::Range<u64>,
-    /// How many there are between two looks.
+    /// The number of exits between two looks.
     pub exits_per_turn: u64,
     /// No hart is ever idle.
     pub is_busy: bool,
-    /// Somebody has every other frame of what comes free, so that no two are side by side: these.
+    /// Every other frame of those that come free, held so that no two are side by side.
     pub between: Option<Vec<Run>>,
     /// Most accesses to words of memory in one look.
     pub longest_look: u64,
@@ -100,7 +100,7 @@ pub struct Rig {
 const PATIENCE: u64 = 20_000;
 
 impl Rig {
-    /// A machine with so many frames, and a swap device of so many pages, if one.
+    /// Makes a machine with so many frames, and a swap device of so many pages, if one.
     pub fn new(frames: u64, pages: Option<u64>, vms: Vec<VmConfig>) -> Self {
         let disk = pages.map(Hand::new);
         let pager = Pager::new(disk.as_ref().map(Hand::disk));
@@ -144,12 +144,12 @@ impl Rig {
         self.g.frames().usage(Owner::Vm(self.guests[guest].vm.slot() as u16))
     }
 
-    /// Frames that images have.
+    /// Returns the number of frames that images have.
     pub fn images_in_memory(&self) -> u64 {
         self.g.frames().usage(Owner::Host).image
     }
 
-    /// Whether a VM runs: nobody has asked for its end.
+    /// Returns whether a VM runs: its end has not been asked for.
     pub fn runs(&self, guest: usize) -> bool {
         *self.guests[guest].vm.phase.lock() == Phase::Running
     }
@@ -158,7 +158,7 @@ impl Rig {
         self.guests[guest].is_over
     }
 
-    /// vCPUs that are ready come to their guests.
+    /// Collects the vCPUs that are ready for their guests.
     fn collect(&mut self) {
         while let Some(run) = self.g.sched.take(0) {
             run.shared.hart.store(0, SeqCst);
@@ -169,7 +169,7 @@ impl Rig {
         self.said += &fake::printed();
     }
 
-    /// What harts do now and then.
+    /// Does the occasional work of harts.
     pub fn turn(&mut self) {
         self.turns = 1..self.exits_per_turn;
         let before = fake::ACCESSES.get();
@@ -208,7 +208,8 @@ impl Rig {
         }
     }
 
-    /// Nothing is on its way. Then each page of the device that is not free has a page of a VM's; or it is bad.
+    /// Waits until nothing is on its way, and checks that each page of the device that is not free has a page of a
+    /// VM's, or is bad.
     pub fn check_slots(&mut self) {
         let is_settled = |rig: &Self| {
             let left = (0..rig.guests.len()).filter(|n| !rig.is_over(*n)).count();
@@ -233,7 +234,7 @@ impl Rig {
         assert_eq!(used, count + copies + bad, "pages of the device that are used");
     }
 
-    /// All frames are somebody's, and no VM has more than it may have.
+    /// Checks that every frame has an owner, and that no VM has more than it may have.
     pub fn check(&self) {
         let frames = self.g.frames();
         let owners = (0..self.guests.len() as u16).map(Owner::Vm);
@@ -255,7 +256,7 @@ impl Rig {
         }
     }
 
-    /// Goes on with what a guest wants.
+    /// Continues with a guest's access.
     pub fn step(&mut self, n: usize) -> Done {
         let guest = &mut self.guests[n];
         if guest.is_over {
@@ -307,7 +308,7 @@ impl Rig {
         self.conclude(n, run, outcome)
     }
 
-    /// A guest's vCPU, if it can run now. If not, the hart does what is to be done.
+    /// Returns a guest's vCPU, if it can run now. If not, the hart does its other work.
     fn ready(&mut self, n: usize) -> Option<Box<VcpuRun>> {
         let run = self.guests[n].run.take();
         match &run {
@@ -317,7 +318,7 @@ impl Rig {
         run
     }
 
-    /// A guest with paging loads from a virtual address, to which its tables lead.
+    /// Loads from a virtual address, to which the tables of a guest with paging lead.
     pub fn load_virtual(&mut self, n: usize, satp: u64, gva: u64) {
         let vm = self.guests[n].vm.clone();
         let filled = || vm.memory.lock().as_ref().unwrap().shadow.as_ref().unwrap().counters().filled_4k;
@@ -353,7 +354,7 @@ impl Rig {
         fake::write(&self.g, vm, Addr::new(gpa), &value.to_le_bytes(), &mut self.hart).expect("there is memory");
     }
 
-    /// A guest makes an SBI call, as long as it takes.
+    /// Makes an SBI call of a guest, as long as it takes.
     pub fn call<const N: usize>(&mut self, n: usize, extension: usize, function: u64, args: [u64; N]) -> (i64, u64) {
         for _ in 0..PATIENCE {
             let Some(mut run) = self.ready(n) else { continue };
@@ -373,7 +374,7 @@ impl Rig {
         panic!("guest {n} makes a call for ever: {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// Bytes of a guest's memory, which is brought in for that.
+    /// Returns bytes of a guest's memory, which is brought in for that.
     pub fn peek(&mut self, n: usize, at: u64, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         for _ in 0..PATIENCE {
@@ -387,7 +388,7 @@ impl Rig {
         panic!("{at:#x} of guest {n} never comes");
     }
 
-    /// The guest does at `hpa` what it wants, and finds what it should.
+    /// Does the guest's access at `hpa`, and checks that it finds what it should.
     fn arrive(&mut self, n: usize, touch: Touch, hpa: Addr<Hpa>) {
         let owner = self.g.frames().owner_of(hpa.pfn());
         let slot = self.guests[n].vm.slot() as u16;
@@ -431,7 +432,7 @@ impl Rig {
         Done::Soon
     }
 
-    /// A guest does something, as long as it takes.
+    /// Does an access of a guest, as long as it takes.
     pub fn touch(&mut self, n: usize, page: u64, store: Option<u64>) -> Done {
         self.guests[n].wants = Some(Touch { page, store });
         for _ in 0..PATIENCE {
@@ -449,12 +450,12 @@ impl Rig {
         panic!("guest {n} waits for page {page} for ever: {state:?} {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// A guest stores to pages, to each what is made of its number.
+    /// Stores to pages of a guest, to each a value made of its number.
     pub fn fill(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
         self.each(n, pages, |page| Some(0x1000 * (n as u64 + 1) + page))
     }
 
-    /// A guest loads from pages.
+    /// Loads from pages of a guest.
     pub fn load(&mut self, n: usize, pages: impl IntoIterator<Item = u64>) -> Done {
         self.each(n, pages, |_| None)
     }
@@ -467,7 +468,7 @@ impl Rig {
             .unwrap_or(Done::Yes)
     }
 
-    /// A guest's vCPU leaves its hart, as it was asked to for a pause.
+    /// Makes a guest's vCPU leave its hart, as it was asked to for a pause.
     pub fn leave(&mut self, n: usize) {
         let run = self.guests[n].run.take().expect("its vCPU runs");
         assert_ne!(run.shared.posted.fetch_and(!request::PAUSE, SeqCst) & request::PAUSE, 0);
@@ -475,7 +476,7 @@ impl Rig {
         lifecycle::put_aside(&self.g, run, &mut self.hart);
     }
 
-    /// What the first and the last word of a guest's page are.
+    /// Returns the expected first and last word of a guest's page.
     pub fn expected(&self, n: usize, page: u64) -> u64 {
         let Guest { vm, model, .. } = &self.guests[n];
         model.get(&page).copied().or_else(|| original(&vm.config, page)).unwrap_or(0)
@@ -492,14 +493,14 @@ impl Rig {
         panic!("not within {PATIENCE} turns: {what}: {:?} {}", self.g.pager.each(), self.said);
     }
 
-    /// The page of the device that a guest's page is on, if it is out.
+    /// Returns the page of the device that a guest's page is on, if it is out.
     pub fn is_out(&self, n: usize, page: u64) -> Option<u64> {
         let memory = self.guests[n].vm.memory.lock();
         let space = &memory.as_ref()?.space;
         space.is_out(Pfn::new(GUEST_RAM_BASE / PAGE_BYTES + page), &self.hart.mem).map(|slot| slot.0)
     }
 
-    /// A page of a guest's that the device has not written yet.
+    /// Returns a page of a guest's that the device has not written yet.
     pub fn leaving(&self, n: usize) -> Option<u64> {
         let begun = self.disk().begun();
         let is_begun = |page: &u64| self.is_out(n, *page).is_some_and(|slot| begun.contains(&slot));
@@ -515,7 +516,7 @@ impl Rig {
         _ = self.step(n);
     }
 
-    /// A VM starts over: it finds what it began with.
+    /// Waits until the vCPU of a VM that starts over is ready. The guest finds its initial memory.
     pub fn restarted(&mut self, n: usize) {
         let guest = &mut self.guests[n];
         (guest.is_over, guest.wants) = (false, None);
@@ -544,12 +545,12 @@ impl Rig {
     }
 }
 
-/// What a page of the bundle holds in its first word, and in the last.
+/// Returns the first word of a page of the bundle, which is also its last.
 fn contents(page: u64) -> u64 {
     0xb000_0000 + page
 }
 
-/// What a guest's page begins with, if it is an image's.
+/// Returns the initial first word of a guest's page, if it is an image's.
 fn original(config: &VmConfig, page: u64) -> Option<u64> {
     let gpa = GUEST_RAM_BASE + page * PAGE_BYTES;
     let is_in = |segment: &&Segment| (segment.gpa..segment.gpa + segment.bytes).contains(&gpa);
@@ -557,7 +558,7 @@ fn original(config: &VmConfig, page: u64) -> Option<u64> {
     Some(contents((segment.offset + gpa - segment.gpa) / PAGE_BYTES))
 }
 
-/// Where hardware takes the guest, if it lets it.
+/// Returns the address at which the hardware's access arrives, if it is allowed.
 fn hardware(run: &VcpuRun, gpa: Addr<Gpa>, is_store: bool, mem: &Mem) -> Option<Addr<Hpa>> {
     let allows = |flags: PteFlags| flags.contains(if is_store { PteFlags::W } else { PteFlags::R });
     if matches!(run.vm.translation, Translation::TwoStage | Translation::Adaptive) {

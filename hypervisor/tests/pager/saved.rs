@@ -25,7 +25,7 @@ fn begin(rig: &mut Rig) -> Saving {
     }
 }
 
-/// All pages that are given out, and how often some were to be waited for.
+/// Returns all pages that are given out, and the number of times that some were to be waited for.
 fn pages(rig: &mut Rig, saving: &Saving, mut waiting: impl FnMut(&mut Rig)) -> (BTreeMap<u64, Vec<u8>>, u64) {
     let (mut found, mut waits, mut from) = (BTreeMap::new(), 0, 0);
     while from < saving.pages {

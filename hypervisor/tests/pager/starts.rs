@@ -6,7 +6,7 @@ use abi::record::EndReason;
 use hypervisor::vm::Departure;
 use mmu::frames::Run;
 
-/// A VM starts over; its memory is given back, and somebody has taken all of it at once, which is returned.
+/// Starts a VM over, and takes all of its memory at once when it is given back. Returns that memory.
 fn starts_over_without_memory(rig: &mut Rig) -> Vec<Run> {
     assert_eq!(rig.fill(0, 0..200), Done::Yes);
     assert_eq!(rig.fill(1, 0..USED), Done::Yes);
@@ -62,7 +62,7 @@ fn one_that_waits_can_be_ended() {
     assert!(said.contains("vm powered off after a system failure"), "{said}");
 }
 
-/// A VM starts over, and what is free is in pieces. Somebody has the frames between.
+/// Starts a VM over, and leaves the free memory in pieces. The frames between are returned.
 fn starts_over_in_pieces(mmu: MmuMode, other: VmConfig) -> (Rig, Vec<Run>) {
     let mut rig = Rig::new(1600, Some(2 * PAGES), vec![vm("vm", mmu), other]);
     starts_over_without_memory(&mut rig).into_iter().for_each(|run| rig.g.frames().free(run));
@@ -97,7 +97,7 @@ fn where_no_frames_come_side_by_side_it_ends_and_no_other() {
     assert!(said.contains(message) && said.contains("other powered off"), "{said}");
 }
 
-/// What comes free is in pieces at once, and the other touches its memory all the time.
+/// Memory that comes free is in pieces at once, and the other VM touches its memory all the time.
 #[test]
 fn a_vm_does_not_wait_for_ever_for_frames_side_by_side() {
     let (mut rig, between) = starts_over_in_pieces(MmuMode::TwoStage, vm("other", MmuMode::TwoStage));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  guest 0 ──► ring 0 ─┐                                       each ring has a lock of its own;
-//!  guest 1 ──► ring 1 ─┼─► the screen: lines, prefixes ─► out ─► port     whoever finds the screen
+//!  guest 1 ──► ring 1 ─┼─► the screen: lines, prefixes ─► out ─► port     a hart that finds the screen
 //!  Gnomon: messages, records ──────────────────────────► out     free prints for all, with a budget
 //! ```
 //!
@@ -33,20 +33,20 @@ use screen::{Done, Screen};
 
 /// Bytes that a ring holds: what is not printed yet, or of a detached console what was missed.
 const RING: usize = 16 << 10;
-/// What a guest that has output prints at most, of all guests', in bytes, before it goes on.
+/// The most that a guest with output prints, of all guests' output, in bytes, before it goes on.
 const BUDGET: usize = 512;
-/// What a hart prints at most, in bytes, whose guest has nothing to do with it.
+/// The most that a hart prints, in bytes, for guests that it does not run.
 const FAVOUR: usize = 64;
-/// How much Gnomon's own output may pile up, in bytes, before whoever adds to it waits for the port.
+/// The size, in bytes, up to which Gnomon's own output may pile up before a hart that adds to it waits for the port.
 const PILE: usize = 64 << 10;
 
-/// What is left when a hart stops printing.
+/// The rest when a hart stops printing.
 #[must_use = "what is left needs somebody who looks again"]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
     /// Nothing; or another hart prints; or the port will interrupt.
     Nothing,
-    /// There is more to print: somebody must look again soon.
+    /// There is more to print: a hart has to print again soon.
     More,
 }
 
@@ -58,16 +58,16 @@ pub struct Console {
     rings: Vec<Mutex<Ring>>,
     /// The guest whose console is attached, in `Attached` mode: the others' rings forget their oldest bytes.
     attached: AtomicUsize,
-    /// Fair: whoever has a message comes before those that print in a loop.
+    /// A fair lock: a hart with a message comes before those that print in a loop.
     screen: TicketMutex<Screen>,
-    /// Something was added since whoever prints, or printed last, looked.
+    /// Set when output was added since the hart that prints, or printed last, looked.
     is_dirty: AtomicBool,
     /// Input is left in the port until a guest has room for it.
     is_held: AtomicBool,
 }
 
 impl Console {
-    /// A console without guests. `has_names`: where all guests' lines are shown, whose they are stands in front.
+    /// Makes a console without guests. `has_names`: if all guests' lines are shown, each begins with its guest's name.
     #[must_use]
     pub fn new(port: &'static dyn Port, mode: ConsoleMode, has_names: bool) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Console {
         }
     }
 
-    /// Gives a guest the console of its slot. What its predecessor there has printed and nobody has seen stays.
+    /// Gives a guest the console of its slot. Output of its predecessor there that was not shown stays.
     pub fn open(&self, guest: Handle, name: &str) {
         self.add(|screen| {
             screen.open(guest, name);
@@ -91,8 +91,8 @@ impl Console {
         self.release_input();
     }
 
-    /// Takes output of the guest in slot `guest`: says how many bytes, from the first on. What was not taken is to be offered
-    /// again. A detached console takes all.
+    /// Takes output of the guest in slot `guest`: returns the number of bytes taken, from the first on. The other bytes
+    /// are to be offered again. A detached console takes all.
     pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
         let taken = self.put(guest, bytes);
         // Asked again: whoever has attached it meanwhile may have found the ring empty.
@@ -131,7 +131,7 @@ impl Console {
         }
     }
 
-    /// Whether output of a guest would be taken.
+    /// Returns whether output of a guest would be taken.
     #[must_use]
     pub fn has_room(&self, guest: usize) -> bool {
         self.is_detached(guest) || self.rings[guest].lock().len() < RING
@@ -141,13 +141,13 @@ impl Console {
         self.mode == ConsoleMode::Attached && guest != self.attached.load(Ordering::SeqCst)
     }
 
-    /// Whether some output may be waiting for somebody who prints it.
+    /// Returns whether some output may be waiting for a hart that prints it.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.is_dirty.load(Ordering::Relaxed)
     }
 
-    /// Prints some of what there is, of all guests in turn, unless another hart is printing.
+    /// Prints some of the output of all guests in turn, unless another hart is printing.
     pub fn print(&self) -> Left {
         self.print_some(FAVOUR)
     }
@@ -185,17 +185,17 @@ impl Console {
         }
     }
 
-    /// A message of Gnomon's own, on a line of its own.
+    /// Prints a message of Gnomon's own, on a line of its own.
     pub fn say(&self, message: &str) {
         self.add(|screen| screen.say(message));
     }
 
-    /// A record, for programs to read.
+    /// Prints a record, for programs to read.
     pub fn record(&self, record: &Record) {
         self.add(|screen| screen.record(record));
     }
 
-    /// Messages of a guest's, after all its output so far. If it `ends`, it makes no more.
+    /// Prints a message about a guest, after all its output so far. If it `ends`, it makes no more.
     pub fn say_of(&self, guest: usize, message: &str, ends: bool) {
         self.add(|screen| {
             screen.settle(guest, &mut self.rings[guest].lock(), ends);
@@ -205,8 +205,9 @@ impl Console {
         self.release_input();
     }
 
-    /// What the VM of that number has printed, from byte `from` of all that its slot ever did on, up to `most` bytes; without that, the last
-    /// screenful that is kept. `None` if it has no console any more, or not yet.
+    /// Returns the output of the VM of that number, from byte `from` of all output that its slot ever had on, up to
+    /// `most` bytes; without `from`, the last screenful that is kept. `None` if the VM has no console any more, or not
+    /// yet.
     #[must_use]
     pub fn read(&self, number: u64, from: Option<u64>, most: usize) -> Option<Output> {
         self.rings.iter().find_map(|ring| ring.lock().read(number, from, most))
@@ -221,19 +222,19 @@ impl Console {
         }
     }
 
-    /// The next byte from the outside, if there is one.
+    /// Returns the next byte from the outside, if there is one.
     #[must_use]
     pub fn receive(&self) -> Option<u8> {
         self.port.receive()
     }
 
-    /// The guest that a key would go to now; `None` if the next key is Gnomon's own, or nobody listens.
+    /// Returns the guest that a key would go to now; `None` if the next key is Gnomon's own, or no guest listens.
     #[must_use]
     pub fn listener(&self) -> Option<Handle> {
         self.screen.lock().listener()
     }
 
-    /// A key from the outside; returns what it asks for.
+    /// Handles a key from the outside; returns its command.
     pub fn key(&self, byte: u8) -> Option<Command> {
         let mut command = None;
         self.add(|screen| {
@@ -243,14 +244,14 @@ impl Console {
         command
     }
 
-    /// Leaves input in the port from now on, which passes that on to whoever sends.
+    /// Leaves input in the port from now on, which passes that on to the sender.
     pub fn hold_input(&self) {
         let mut screen = self.screen.lock();
         self.is_held.store(true, Ordering::SeqCst);
         screen.listen(self.port, |wanted| wanted.input = false);
     }
 
-    /// Takes input again, if it was held: there may be room for it now, or somebody else listens.
+    /// Takes input again, if it was held: there may be room for it now, or another guest listens.
     pub fn release_input(&self) {
         if self.is_held.load(Ordering::SeqCst) {
             let mut screen = self.screen.lock();

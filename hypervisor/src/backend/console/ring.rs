@@ -1,33 +1,34 @@
-//! What guests print, until it is printed; and the end of what was, for those who look at it from elsewhere.
+//! The output of guests until it is printed, and the end of the printed output, for clients that read it from
+//! elsewhere.
 
 use abi::control::Output;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How much of what was printed is kept, in bytes. It goes in pieces of [`SLACK`].
+/// The amount of printed output that is kept, in bytes. It goes in pieces of [`SLACK`].
 const KEPT: usize = 8 << 10;
 const SLACK: usize = 512;
-/// How much of that somebody sees who comes anew.
+/// The part of that which a new client sees, in bytes.
 const SCREEN: u64 = 4 << 10;
 
 /// Output of one guest on its way to the screen.
 #[derive(Default, Debug)]
 pub(super) struct Ring {
-    /// What was printed lately, then what is still to be printed.
+    /// The output that was printed lately, then the output that is still to be printed.
     bytes: VecDeque<u8>,
-    /// How many of them were printed.
+    /// The number of bytes that were printed.
     printed: usize,
-    /// How many of the others end a line.
+    /// The number of bytes still to be printed that end a line.
     pub(super) line_ends: usize,
     /// The number of the VM that has the slot, or had it last.
     guest: Option<u64>,
-    /// How many bytes there were before these.
+    /// The number of bytes before these.
     dropped: u64,
-    /// How many there ever were before that VM had the slot.
+    /// The number of bytes before that VM had the slot.
     before: u64,
-    /// Somebody has looked at what that VM prints.
+    /// Set if a client has read that VM's output.
     is_watched: bool,
-    /// That VM is gone.
+    /// Set if that VM is gone.
     is_over: bool,
 }
 
@@ -37,7 +38,7 @@ impl Ring {
         self.bytes.extend(bytes);
     }
 
-    /// So many of the oldest are printed.
+    /// Marks the oldest `count` bytes as printed.
     fn is_printed(&mut self, count: usize) {
         self.printed += count;
         if self.printed >= KEPT + SLACK {
@@ -48,7 +49,7 @@ impl Ring {
         }
     }
 
-    /// The next byte that is still to be printed.
+    /// Returns the next byte that is still to be printed.
     pub(super) fn first(&self) -> Option<u8> {
         self.bytes.get(self.printed).copied()
     }
@@ -60,17 +61,17 @@ impl Ring {
         Some(byte)
     }
 
-    /// How many are still to be printed.
+    /// Returns the number of bytes that are still to be printed.
     pub(super) fn len(&self) -> usize {
         self.bytes.len() - self.printed
     }
 
-    /// How many bytes there ever were.
+    /// Returns the number of bytes that there ever were.
     fn total(&self) -> u64 {
         self.dropped + self.bytes.len() as u64
     }
 
-    /// So many, from that one on.
+    /// Returns `count` bytes, from `start` on.
     fn slices(&self, start: usize, count: usize) -> [&[u8]; 2] {
         let (front, back) = self.bytes.as_slices();
         // What of the range is in front, and what behind.
@@ -101,7 +102,7 @@ impl Ring {
         self.take(count, |_| ());
     }
 
-    /// The VM of that number has the slot from now on.
+    /// Gives the slot to the VM of that number.
     pub(super) fn open(&mut self, number: u64) {
         self.clear_if_empty();
         *self = Self {
@@ -113,7 +114,7 @@ impl Ring {
         };
     }
 
-    /// It is gone. Whoever looks at it may still look at its last words.
+    /// Ends the VM's output. Clients that read it may still read its last words.
     pub(super) fn end(&mut self) {
         self.is_over = true;
         if !self.is_watched {
@@ -127,8 +128,8 @@ impl Ring {
         }
     }
 
-    /// What the VM of that number has printed, from byte `from` of all that ever were on, up to `most` bytes; without that, the last of it. `None` if
-    /// it has not this slot.
+    /// Returns the output of the VM of that number, from byte `from` of all that ever were on, up to `most` bytes;
+    /// without `from`, the last of it. `None` if the VM does not have this slot.
     pub(super) fn read(&mut self, number: u64, from: Option<u64>, most: usize) -> Option<Output> {
         if self.guest != Some(number) {
             return None;

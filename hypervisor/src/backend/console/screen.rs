@@ -1,4 +1,4 @@
-//! What is on the screen: whose output is shown, in which form, and what the keys do.
+//! The screen: the guests whose output is shown, its form, and the effect of the keys.
 
 use super::port::{Listen, Port};
 use super::ring::Ring;
@@ -14,10 +14,10 @@ use alloc::vec::Vec;
 pub const ESCAPE: u8 = 0x01;
 /// A line longer than this is printed in pieces, where lines must not mix.
 const LINE: usize = 1024;
-/// How many bytes are taken at a time: whoever owns a ring may be waiting for it.
+/// The number of bytes that are taken from a ring at a time: the ring's owner may be waiting for it.
 const PIECE: usize = 64;
 
-/// What a key sequence asks for.
+/// A command by a key sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Give this byte to that guest.
@@ -38,7 +38,7 @@ pub enum Command {
     Quit,
 }
 
-/// Where a balloon's target goes.
+/// The direction of a change to a balloon's target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// The guest is to have less memory.
@@ -47,7 +47,7 @@ pub enum Step {
     More,
 }
 
-/// Why printing came to an end.
+/// The reason why printing came to an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Done {
     /// There is nothing left.
@@ -70,9 +70,9 @@ struct Guest {
 #[derive(Debug)]
 struct Line {
     guest: usize,
-    /// How many bytes of it there can still be.
+    /// The most bytes that the line can still have.
     rest: usize,
-    /// Whether the guest's name goes in front of the next byte.
+    /// Set if the guest's name goes in front of the next byte.
     needs_name: bool,
 }
 
@@ -86,14 +86,14 @@ pub(super) struct Screen {
     escaped: bool,
     /// The setting that is being typed.
     typed: Option<String>,
-    /// What goes to the port next.
+    /// The bytes that go to the port next.
     out: VecDeque<u8>,
     /// The last byte that was added there.
     last: u8,
-    /// Whose turn it is.
+    /// The guest whose turn it is.
     turn: usize,
     line: Option<Line>,
-    /// What the port interrupts for.
+    /// The events that the port interrupts for.
     wanted: Listen,
 }
 
@@ -136,12 +136,12 @@ impl Screen {
         }
     }
 
-    /// UNFORGED: a byte that a guest chose: never the mark of a record.
+    /// UNFORGED: prints a byte that a guest chose: never the mark of a record.
     fn guest_byte(&mut self, byte: u8) {
         self.byte(if byte == MARK { b'?' } else { byte });
     }
 
-    /// Several of them. Most stand for themselves.
+    /// Prints several of them. Most stand for themselves.
     fn guest_bytes(&mut self, bytes: &[u8]) {
         for run in bytes.split_inclusive(|byte| matches!(*byte, b'\n' | MARK)) {
             let Some((last, before)) = run.split_last() else { continue };
@@ -168,12 +168,13 @@ impl Screen {
         self.last = b'\n';
     }
 
-    /// Whether lines of several guests are mixed on the screen.
+    /// Returns whether lines of several guests are mixed on the screen.
     fn mixes(&self) -> bool {
         self.mode == ConsoleMode::Lines && self.has_names
     }
 
-    /// A guest has come to its slot. If nobody is left on the attached console, its own is attached.
+    /// Opens the console of a guest that has come to its slot, and attaches it if the attached console has no guest
+    /// left.
     pub(super) fn open(&mut self, Handle { slot, number }: Handle, name: &str) {
         let is_first = self.guests.is_empty();
         let nobody = || Guest { number, name: String::new(), running: false };
@@ -313,8 +314,8 @@ impl Screen {
         self.guests[guest].name = name;
     }
 
-    /// Shows all that a guest has written so far, unless its console is detached. If it `ends`, nobody listens there any
-    /// more.
+    /// Shows all that a guest has written so far, unless its console is detached. If it `ends`, the console no longer
+    /// takes input.
     pub(super) fn settle(&mut self, guest: usize, ring: &mut Ring, ends: bool) {
         if self.mixes() {
             while ring.len() != 0 {
@@ -341,7 +342,7 @@ impl Screen {
         self.attached
     }
 
-    /// Who would get the next key.
+    /// Returns the guest that would get the next key.
     pub(super) fn listener(&self) -> Option<Handle> {
         match self.mode {
             ConsoleMode::Lines => (0..self.guests.len()).find_map(|slot| self.handle(slot)),
@@ -386,7 +387,7 @@ impl Screen {
         None
     }
 
-    /// A key of a setting that is being typed. Enter ends it, Ctrl-C and Escape give it up.
+    /// Handles a key of a setting that is being typed. Enter ends it, Ctrl-C and Escape give it up.
     fn type_setting(&mut self, byte: u8) -> Option<Command> {
         const BACKSPACE: u8 = 8;
         const DELETE: u8 = 127;

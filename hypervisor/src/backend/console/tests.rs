@@ -1,4 +1,4 @@
-//! What comes out of the port.
+//! Tests of the output of the port.
 
 extern crate std;
 use super::*;
@@ -18,7 +18,7 @@ struct State {
     wanted: Listen,
 }
 
-/// The first guest that has that slot.
+/// Returns the first guest that has that slot.
 const fn guest(slot: usize) -> Handle {
     Handle { slot, number: slot as u64 }
 }

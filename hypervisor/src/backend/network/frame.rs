@@ -19,7 +19,7 @@ const PLAIN: [u8; HEADER] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0];
 #[repr(align(8))]
 pub struct Frame {
     bytes: [u8; ROOM],
-    /// Of those, header and frame.
+    /// The number of those bytes that are header and frame.
     length: usize,
 }
 
@@ -30,12 +30,13 @@ impl Default for Frame {
 }
 
 impl Frame {
-    /// Where a header and a frame go.
+    /// Returns the room for a header and a frame.
     pub const fn room(&mut self) -> &mut [u8; ROOM] {
         &mut self.bytes
     }
 
-    /// So many bytes were put there, the header among them, which is made plain. Says whether it is a frame, by its length.
+    /// Sets the number of bytes that were put there, the header among them, which is made plain. Returns whether they
+    /// are a frame, by their length.
     pub fn fill(&mut self, length: usize) -> bool {
         self.bytes[..HEADER].copy_from_slice(&PLAIN);
         let is_frame = (HEADER + LEAST..=HEADER + MOST).contains(&length);
@@ -43,13 +44,13 @@ impl Frame {
         is_frame
     }
 
-    /// Header and frame.
+    /// Returns header and frame.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// The frame.
+    /// Returns the frame.
     #[must_use]
     pub fn content(&self) -> &[u8] {
         &self.bytes[HEADER..self.length]
@@ -59,13 +60,13 @@ impl Frame {
         Mac(core::array::from_fn(|n| self.bytes[HEADER + at + n]))
     }
 
-    /// Whom it is for.
+    /// Returns the destination address.
     #[must_use]
     pub fn destination(&self) -> Mac {
         self.mac(0)
     }
 
-    /// Whose it says it is.
+    /// Returns the source address that the frame claims.
     #[must_use]
     pub fn source(&self) -> Mac {
         self.mac(6)

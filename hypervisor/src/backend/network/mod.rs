@@ -6,10 +6,11 @@
 //!  the world ──► the host's device ──► a frame of its
 //! ```
 //!
-//! A *frame* is a buffer of Gnomon's own. Each sender has a few: whoever has none left waits until one of them is where it goes, and
-//! takes nothing from others. Frames wait in the queue of the *member* that they are for until that takes them, which is at once: whoever
-//! sends looks after whom it has sent to. Where somebody takes none for a while, what waits is lost. So nobody is held up by another one
-//! for long, and what a VM leaves behind is nobody's.
+//! A *frame* is a buffer of Gnomon's own. Each sender has a few: a sender that has none left waits until one of them
+//! has arrived, and takes nothing from others. Frames wait in the queue of the *member* that they are for until that
+//! takes them, which is at once: the sender serves the members that it has sent to. If a member takes none for a while,
+//! the frames that wait for it are lost. So no member is held up by another one for long, and frames that a VM leaves
+//! behind are free.
 //!
 //! No host device is ever given a guest's memory.
 
@@ -37,21 +38,21 @@ const AT_ONCE: usize = 2;
 const LOST_AT_ONCE: usize = 8;
 /// Frames that are taken from the world at a time.
 const BATCH: usize = 8;
-/// How long a member may take no frame, in parts of a second, until those that wait for it are lost.
+/// The time for which a member may take no frame until those that wait for it are lost, in parts of a second.
 const PATIENCE: u64 = 20;
-/// How often a hart looks after what a guest sends that it does not run, in parts of a second.
+/// The interval at which a hart serves a card whose guest it does not run, in parts of a second.
 const SELDOM: u64 = 1000;
 
 /// There is no room for a frame at the host's device for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// Why a frame was not sent. Nothing has happened then.
+/// The reason why a frame was not sent. Nothing has happened then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotSent {
     /// There is no room for now.
     Full,
-    /// It says that it comes from somebody else.
+    /// The frame claims the source address of another member.
     Forged,
 }
 
@@ -59,22 +60,22 @@ pub enum NotSent {
 pub trait HostNetwork: Send {
     /// Takes the next frame that has come, if there is one.
     fn receive(&mut self) -> Option<Arc<Frame>>;
-    /// Makes room for further ones, in those frames that nobody else has any more. Says whether there is room for some.
+    /// Makes room for further frames, in those that are not in use any more. Returns whether there is room for some.
     fn make_room(&mut self) -> bool;
     /// Sends a frame. The device may wait for [`HostNetwork::notify`] until it looks for it.
     ///
     /// # Errors
     /// [`Full`].
     fn send(&mut self, frame: &Arc<Frame>) -> Result<(), Full>;
-    /// Lets frames go that were sent, and are done with.
+    /// Frees frames that were sent, and are done with.
     fn reclaim(&mut self);
     /// Tells the device of what was sent.
     fn notify(&mut self);
-    /// Its interrupt is noticed: what comes after this interrupts anew.
+    /// Acknowledges the device's interrupt: frames after this interrupt anew.
     fn acknowledge(&mut self);
 }
 
-/// What went through, for the world. All only grow.
+/// The counts of the world's frames. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Frames from the world.
@@ -85,25 +86,26 @@ pub struct Counts {
     pub forged: u64,
 }
 
-/// Somebody on the network.
+/// A member of the network.
 #[derive(Debug, Default)]
 struct Member {
-    /// Whose it is. The world is nobody's.
+    /// The member's VM. The world has none.
     user: Option<Handle>,
-    /// Whether there is a driver that takes frames.
+    /// Set if there is a driver that takes frames.
     is_up: bool,
-    /// Frames for it, whose they are, and since when they wait.
+    /// The frames for it: the sender, the frame, and the time since when it waits.
     queue: VecDeque<(usize, Arc<Frame>, u64)>,
-    /// How many of them are the world's.
+    /// The number of them that are from the world.
     of_world: usize,
-    /// Whether one has waited for too long, and none was taken in time since.
+    /// Set if a frame has waited for too long, and none was taken in time since.
     is_stuck: bool,
     /// Frames for it that were lost.
     lost: u64,
 }
 
 impl Member {
-    /// A frame for it. If it takes none, the oldest of those that wait are lost, until this is the only one.
+    /// Queues a frame for the member. If it takes none, the oldest of those that wait are lost, until this is the only
+    /// one.
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
         if self.is_too_late(now, patience) {
             self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
@@ -123,7 +125,7 @@ impl Member {
         taken.is_some()
     }
 
-    /// Whether what waits has waited for too long.
+    /// Returns whether the oldest frame has waited for too long.
     fn is_too_late(&mut self, now: u64, patience: u64) -> bool {
         self.is_stuck |= self.queue.front().is_some_and(|(.., since)| now.saturating_sub(*since) > patience);
         self.is_stuck && !self.queue.is_empty()
@@ -147,7 +149,7 @@ impl Member {
     }
 }
 
-/// A VM's bit. The world is never looked after like them.
+/// Returns a VM's bit. The world is never served like them.
 const fn bit(member: usize) -> u64 {
     1 << (member - 1)
 }
@@ -156,12 +158,12 @@ struct Inner {
     switch: Switch,
     members: Vec<Member>,
     world: Option<Box<dyn HostNetwork>>,
-    /// Whether the world's device is to be told of frames.
+    /// Set if the world's device is to be notified of frames.
     has_sent: bool,
     counts: Counts,
     /// In ticks.
     patience: u64,
-    /// The member whose frames were looked at last, for such as nobody takes.
+    /// The member whose frames were looked at last, in search of frames that are not taken.
     hand: usize,
 }
 
@@ -194,7 +196,8 @@ impl Inner {
         Ok(due)
     }
 
-    /// Frames that nobody takes are lost: their senders need them. Of some members; of others the next time.
+    /// Drops frames that are not taken, because their senders need them. Each call serves some members, and the next
+    /// call the others.
     fn expire(&mut self, now: u64) {
         for _ in 0..AT_ONCE {
             self.hand = (self.hand + 1) % self.members.len();
@@ -227,7 +230,8 @@ impl fmt::Debug for Network {
 }
 
 impl Network {
-    /// One for cards of those addresses, 64 at most, and a device of the host's if there is one. A second of the host's has so many ticks.
+    /// Makes a network for cards of those addresses, 64 at most, and a device of the host's if there is one. `timebase`
+    /// is in ticks a second.
     #[must_use]
     pub fn new(macs: impl IntoIterator<Item = Mac>, world: Option<Box<dyn HostNetwork>>, timebase: u64) -> Self {
         let macs: Vec<Mac> = macs.into_iter().take(u64::BITS as usize).collect();
@@ -246,26 +250,26 @@ impl Network {
         Self(Arc::new(Shared { inner: Mutex::new(inner), due, last, has_more, timebase }))
     }
 
-    /// Where the card of that address is plugged in.
+    /// Returns the plug of the card with that address.
     #[must_use]
     pub fn plug(&self, mac: Mac) -> Option<Plug> {
         let member = self.0.inner.lock().switch.owner(mac)?;
         Some(Plug { network: self.clone(), member, mac })
     }
 
-    /// What went through.
+    /// Returns the counts.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.0.inner.lock().counts
     }
 
-    /// Whether something is left to be done, for members or for the world.
+    /// Returns whether work is left, for members or for the world.
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.0.due.load(SeqCst) != 0 || self.0.has_more.load(SeqCst)
     }
 
-    /// The slot of a VM that frames wait for, or of any.
+    /// Returns the slot of a VM that frames wait for, or of any.
     #[must_use]
     pub fn any_user(&self) -> usize {
         let (due, inner) = (self.0.due.load(SeqCst), self.0.inner.lock());
@@ -274,7 +278,7 @@ impl Network {
         first.or_else(|| inner.members.iter().find_map(|member| member.user)).map_or(0, |user| user.slot)
     }
 
-    /// The host's device has interrupted.
+    /// Acknowledges the interrupt of the host's device.
     pub fn acknowledge(&self) {
         self.0.inner.lock().world.iter_mut().for_each(|world| world.acknowledge());
         self.0.has_more.store(true, SeqCst);
@@ -311,7 +315,7 @@ impl Network {
         }
     }
 
-    /// The next member that frames wait for: whose it is, and how many there are.
+    /// Returns the next member that frames wait for: its VM, and the number of frames.
     #[must_use]
     pub fn next_due(&self) -> Option<(Handle, usize)> {
         loop {
@@ -336,7 +340,7 @@ impl Network {
         }
     }
 
-    /// A VM that frames waited for is gone.
+    /// Forgets a VM that frames waited for, which is gone.
     pub fn forget(&self, user: Handle) {
         let mut inner = self.0.inner.lock();
         if let Some(at) = inner.members.iter().position(|member| member.user == Some(user)) {
@@ -346,7 +350,7 @@ impl Network {
     }
 }
 
-/// Where a VM's card is plugged in.
+/// The plug of a VM's card.
 #[derive(Clone, Debug)]
 pub struct Plug {
     network: Network,
@@ -355,7 +359,7 @@ pub struct Plug {
 }
 
 impl Plug {
-    /// The card's address.
+    /// Returns the card's address.
     #[must_use]
     pub const fn mac(&self) -> Mac {
         self.mac
@@ -365,12 +369,12 @@ impl Plug {
         act(&mut self.network.0.inner.lock())
     }
 
-    /// Whose card it is from now on.
+    /// Sets the VM that has the card.
     pub fn set_user(&self, user: Handle) {
         self.with(|inner| inner.members[self.member].user = Some(user));
     }
 
-    /// There is a driver that takes frames.
+    /// Notes that there is a driver that takes frames.
     pub fn come_up(&self) {
         self.with(|inner| inner.members[self.member].is_up = true);
     }
@@ -387,13 +391,13 @@ impl Plug {
         Ok(due.count_ones())
     }
 
-    /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
+    /// Returns the interval at which a hart serves a card whose guest it does not run, in ticks.
     #[must_use]
     pub fn seldom(&self) -> u64 {
         self.network.0.timebase / SELDOM
     }
 
-    /// The host's device is told of what was sent to it, if anything was.
+    /// Notifies the host's device of frames that were sent to it, if any were.
     pub fn flush(&self) {
         self.with(|inner| {
             if core::mem::take(&mut inner.has_sent) {
@@ -402,18 +406,18 @@ impl Plug {
         });
     }
 
-    /// The sender has no frame left: gets those back that nobody takes.
+    /// Frees frames that are not taken, because the sender has none left.
     pub fn expire(&self, now: u64) {
         self.with(|inner| inner.expire(now));
     }
 
-    /// The first frame that waits for it, which stays there.
+    /// Returns the first frame that waits for it, which stays there.
     #[must_use]
     pub fn next(&self) -> Option<Arc<Frame>> {
         self.with(|inner| inner.members[self.member].queue.front().map(|(_, frame, _)| Arc::clone(frame)))
     }
 
-    /// That one is done with, unless it has been lost meanwhile.
+    /// Takes a frame out of the queue, unless it has been lost meanwhile.
     pub fn taken(&self, frame: &Arc<Frame>, now: u64) {
         self.with(|inner| {
             let patience = inner.patience;
@@ -426,13 +430,13 @@ impl Plug {
         });
     }
 
-    /// Frames for it that were lost because it took none.
+    /// Returns the number of frames for it that were lost because it took none.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.with(|inner| inner.members[self.member].lost)
     }
 
-    /// The card starts over: what waits for it is nobody's any more.
+    /// Starts the card over: the frames that wait for it are dropped.
     pub fn start_over(&self) {
         self.with(|inner| {
             inner.members[self.member].start_over();

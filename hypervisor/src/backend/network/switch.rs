@@ -1,8 +1,9 @@
-//! Where a frame goes: what an Ethernet switch knows.
+//! The route of a frame: the knowledge of an Ethernet switch.
 //!
-//! A member's own address is fixed, and nobody else's. What else members send by, the switch learns, a few addresses for each: so
-//! whatever one of them sends, it takes nothing from the others' part of the table. An address that one has used is that one's until it
-//! starts over; the world, which is all that is not on this machine, may take one that a VM has only learned.
+//! A member's own address is fixed, and no other member can have it. The switch learns the other addresses that members
+//! send by, a few for each: so whatever one of them sends, it takes nothing from the others' part of the table. An
+//! address that one has used is that one's until it starts over; the world, which is all that is not on this machine,
+//! may take one that a VM has only learned.
 
 use abi::mac::Mac;
 use alloc::vec::Vec;
@@ -13,22 +14,22 @@ pub const WORLD: usize = 0;
 const MOST_OF_WORLD: usize = 32;
 const MOST_OF_VM: usize = 4;
 
-/// Where a frame goes.
+/// The route of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// To that member.
+    /// The frame goes to that member.
     To(usize),
-    /// To all but the one that it comes from.
+    /// The frame goes to all members except its sender.
     All,
-    /// Nowhere: it is for whom it comes from.
+    /// The frame goes nowhere: it is for its sender.
     Nowhere,
 }
 
-/// A frame says that it comes from a group, or from somebody else.
+/// A frame claims the address of a group, or of another member, as its source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Forged;
 
-/// Who is on the network, and by which addresses.
+/// The members of the network, and their addresses.
 #[derive(Debug)]
 pub struct Switch {
     members: Vec<Member>,
@@ -61,21 +62,21 @@ impl Member {
     }
 }
 
-/// How tests break a switch, to see that they notice.
+/// The ways in which tests break a switch, to see that they notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Broken {
-    /// It believes what a frame says of its source.
+    /// The switch believes a frame's source.
     Believes,
-    /// It sends a frame back to where it came from.
+    /// The switch sends a frame back to its sender.
     SendsBack,
-    /// It lets others take what one has used.
+    /// The switch lets members take an address that another one has used.
     GivesAway,
-    /// It remembers what was learned of a member that has started over.
+    /// The switch remembers the learned addresses of a member that has started over.
     Remembers,
 }
 
 impl Switch {
-    /// The world, and a member for each of these addresses, in their order.
+    /// Makes a switch with the world, and a member for each of these addresses, in their order.
     #[must_use]
     pub fn new(macs: impl IntoIterator<Item = Mac>) -> Self {
         let world = core::iter::once(None);
@@ -96,13 +97,13 @@ impl Switch {
         false
     }
 
-    /// The member whose own address that is.
+    /// Returns the member whose own address that is.
     #[must_use]
     pub fn owner(&self, mac: Mac) -> Option<usize> {
         self.members.iter().position(|member| member.own == Some(mac))
     }
 
-    /// Where a frame of a member's goes. What it says of its source is learned.
+    /// Returns the route of a member's frame. The frame's source address is learned.
     ///
     /// # Errors
     /// [`Forged`]: it goes nowhere, and nothing is learned.

@@ -28,16 +28,16 @@ const ENTRIES: usize = 256;
 /// Most pieces of RAM for a request: there are its header and its status, too.
 const MOST_PIECES: usize = ENTRIES - 2;
 
-/// What a request has between its header and its status.
+/// The part of a request between its header and its status.
 enum Data {
     Nothing,
-    /// What the device writes.
+    /// Data that the device writes.
     In(Piece),
-    /// What it reads.
+    /// Data that the device reads.
     Out(Piece),
-    /// The same, of a guest's memory.
+    /// A guest's memory that the device reads.
     Lent(Loan),
-    /// What says which sectors are meant.
+    /// The segment that names the sectors.
     Segment([u8; SEGMENT]),
 }
 
@@ -53,7 +53,7 @@ impl Data {
     }
 }
 
-/// What the device reads and writes of a request.
+/// The memory of a request that the device reads and writes.
 struct Pending {
     /// Type, a reserved word, sector.
     header: [u8; HEADER],
@@ -149,27 +149,27 @@ impl BlockDevice {
         String::from_utf8(serial[..length].to_vec()).ok().filter(|_| result.is_ok())
     }
 
-    /// How many sectors it has.
+    /// Returns the number of sectors.
     pub const fn sectors(&self) -> u64 {
         self.sectors
     }
 
-    /// Whether nothing can be written.
+    /// Returns whether the disk cannot be written.
     pub const fn is_read_only(&self) -> bool {
         self.features & READ_ONLY != 0
     }
 
-    /// Whether it may hold back what was written until it is flushed.
+    /// Returns whether the disk may hold back written data until it is flushed.
     pub const fn has_cache(&self) -> bool {
         self.features & FLUSH != 0
     }
 
-    /// What it can clear.
+    /// Returns the ways in which it can clear sectors.
     pub const fn clears(&self) -> Clears {
         self.clears
     }
 
-    /// Most pieces of RAM that it reads for one request.
+    /// Returns the most pieces of RAM that it reads for one request.
     pub const fn most_pieces(&self) -> usize {
         self.most_pieces
     }
@@ -182,8 +182,9 @@ impl BlockDevice {
         self.add(Pending::new(T_OUT, sector, Data::Lent(loan)))
     }
 
-    /// Begins to do something. The piece is as long as what is meant; where there is [data](Operation::has_data), it is the device's until that is finished: RAM without Rust objects, that nobody else reaches so
-    /// long, or nobody minds what it holds.
+    /// Begins an operation. The piece is as long as the operation's range. If there is [data](Operation::has_data), the
+    /// piece is the device's until that is finished: RAM without Rust objects, which is not otherwise accessed so long,
+    /// or whose content does not matter.
     ///
     /// # Errors
     /// Why not. Nothing has happened then.
@@ -212,7 +213,7 @@ impl BlockDevice {
         Ok(Token(token))
     }
 
-    /// A request that was finished since the last time, and what has come of it.
+    /// Returns a request that was finished since the last time, and its result.
     pub fn finished(&mut self) -> Option<(Token, Result<(), IoError>)> {
         // What was taken before is told to the device first: either it interrupts for what comes next, or that is seen here.
         fence(Ordering::SeqCst);
@@ -227,7 +228,7 @@ impl BlockDevice {
         Some((Token(token), if popped.is_ok() && status == S_OK { Ok(()) } else { Err(IoError) }))
     }
 
-    /// Its interrupt is noticed: what is finished after this interrupts anew.
+    /// Acknowledges the device's interrupt: a request that is finished after this interrupts anew.
     pub fn acknowledge(&mut self) {
         let _ = self.transport.ack_interrupt();
     }

@@ -1,4 +1,4 @@
-//! From the first stack to the first vCPU.
+//! The boot, from the first stack to the first vCPU.
 
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
@@ -45,7 +45,7 @@ use rv::csr::envcfg;
 use rv::{Addr, Format, Hpa, PAGE_BYTES, Pfn};
 use spin::Once;
 
-/// What the secondary harts need to join.
+/// The state that the secondary harts need to join.
 struct Joining {
     g: &'static Gnomon,
     machine: Machine,
@@ -57,13 +57,13 @@ struct Joining {
     abilities: Abilities,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
-    /// What is protected behind the image, in the firmware seat.
+    /// The memory that is protected behind the image, in the firmware seat.
     own: Span,
 }
 
 static JOINING: Once<Joining> = Once::new();
 
-/// The boot hart, on its own stack. `in_payload_seat` is 0 or 1.
+/// Boots, on the boot hart and its own stack. `in_payload_seat` is 0 or 1.
 pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat: u64) -> ! {
     heap::start();
     // SAFETY: the boot loader passes a device tree, which nobody writes and no allocation covers
@@ -83,8 +83,10 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     }
 }
 
+/// Reads the device tree.
+///
 /// # Safety
-/// `at` is what the boot loader passed as the device tree's address.
+/// `at` is the device tree's address, as the boot loader passed it.
 unsafe fn read_tree(at: u64) -> Result<Machine, String> {
     /// No device tree is longer.
     const LONGEST: u32 = 4 << 20;
@@ -101,7 +103,7 @@ unsafe fn read_tree(at: u64) -> Result<Machine, String> {
     Ok(machine)
 }
 
-/// Everything between the device tree and the first vCPU.
+/// Does everything between the device tree and the first vCPU.
 fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
     let seat = Seat::get();
     let bundle_span = find_bundle(machine, next_stage)?;
@@ -235,7 +237,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     Ok(hart)
 }
 
-/// A secondary hart, on its own stack.
+/// Starts a secondary hart, on its own stack.
 pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let Some(joining) = JOINING.get() else { panic!("hart {hart_id} came before the boot hart was ready") };
     let machine = &joining.machine;
@@ -292,7 +294,7 @@ fn choose_harts(seat: Seat, machine: &mut Machine, boot_id: u64) -> Result<(Gues
     Ok((if has_h { GuestMode::Virtual } else { GuestMode::Supervisor }, left_out))
 }
 
-/// Prepares this hart, number `index` of those in use, but for memory protection.
+/// Prepares this hart, number `index` of those in use, except for memory protection.
 fn start_hart(
     machine: &Machine,
     index: usize,
@@ -306,11 +308,11 @@ fn start_hart(
     Ok((seat_hart, guest, abilities))
 }
 
-/// Where the boot loader put the bundle: as the initrd, or, in the firmware seat, as the next boot
-/// stage that OpenSBI's `fw_dynamic` protocol names.
+/// Returns the span of the bundle, where the boot loader put it: as the initrd, or, in the firmware seat, as the next
+/// boot stage that OpenSBI's `fw_dynamic` protocol names.
 fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     const FW_DYNAMIC_MAGIC: u64 = 0x4942_534f;
-    /// Of header and configuration: enough to read the whole length.
+    /// The bytes of header and configuration: enough to read the whole length.
     const HEADER: usize = abi::bundle::HEADER_BYTES;
     let in_ram = |span: &Span| {
         machine.ram.iter().any(|r| r.start <= span.start && span.start < r.end() && span.bytes <= r.end() - span.start)
@@ -342,17 +344,17 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
     Ok(span)
 }
 
-/// How RAM is divided.
+/// The division of RAM.
 struct Spans {
     /// Gnomon's own: the heap and the frames' tags, right behind its image if there is room.
     own: Span,
     /// The frames' tags.
     tags: Span,
-    /// For the identity map's tables.
+    /// The frames for the identity map's tables.
     tables: Vec<Pfn<Hpa>>,
-    /// For the root of a G-stage that maps RAM onto itself: four frames.
+    /// The frames for the root of a G-stage that maps RAM onto itself: four.
     g_root: Pfn<Hpa>,
-    /// For guests.
+    /// The RAM for guests.
     free: Vec<Span>,
 }
 
@@ -398,7 +400,7 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     Ok(Spans { own: own_ram, tags, tables, g_root, free })
 }
 
-/// All RAM that is handed out by the frame.
+/// Makes the allocator of all RAM that is handed out by the frame.
 fn frames(spans: &Spans) -> Frames {
     let tags = Addr::new(spans.tags.start);
     // SAFETY: free RAM, which is nobody else's for ever (`set_up_memory`).
@@ -420,9 +422,10 @@ fn ram(isa: &Isa) -> Ram {
     unsafe { Ram::new(if usable { block } else { 0 }) }
 }
 
-/// Where a hart of the payload seat gets its identity map.
+/// The source of the identity map of a hart of the payload seat.
 enum Map<'a> {
-    /// It makes it: the boot hart. With what the boot loader left for Gnomon to read, and what else may be done with that.
+    /// The hart makes the map: the boot hart. With the span that the boot loader left for Gnomon to read, and the other
+    /// accesses that it allows.
     Build(&'a (Span, Kind)),
     /// The boot hart made it.
     Use(Option<Pfn<Hpa>>),
@@ -455,8 +458,8 @@ fn protect_this_hart(
     }
 }
 
-/// Who denies guests the frame that poison leads to. PMP is the firmware's in the payload seat, and an access fault would come by way of
-/// it: so a G-stage does, whose root may be at `root`.
+/// Returns the mechanism that denies guests the frame that poison leads to. PMP is the firmware's in the payload seat,
+/// and an access fault would come by way of it: so a G-stage does, whose root may be at `root`.
 fn denial(machine: &Machine, seat: Seat, format: &Format, root: Pfn<Hpa>, mut ram: Ram) -> Denial {
     match seat {
         Seat::Firmware => Denial::Pmp,
@@ -491,7 +494,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
     }
 }
 
-/// Devices that guests have, by number, each with a buffer.
+/// Makes the devices that guests have, by number, each with a buffer.
 fn with_buffers<D, G: ?Sized>(
     devices: Vec<(u32, D, u32)>,
     what: &str,
@@ -502,20 +505,19 @@ fn with_buffers<D, G: ?Sized>(
     all.ok_or_else(|| format!("there is no memory for the {what}' buffers"))
 }
 
-/// Where the interrupts of such devices come from: source and number.
+/// Returns the interrupts of such devices: source and number.
 fn sources<D>(devices: &[(u32, D, u32)]) -> Vec<(u32, u32)> {
     devices.iter().map(|(number, _, source)| (*source, *number)).collect()
 }
 
-/// What is there twice.
+/// Returns an element that is there twice.
 fn twin<T: Ord + Copy>(all: impl Iterator<Item = T>) -> Option<T> {
     let mut all: Vec<T> = all.collect();
     all.sort_unstable();
     all.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// The bundle's limits, before anything is sized by them. Each VM's own promises are checked when it
-/// is started.
+/// Checks the bundle's limits, before anything is sized by them. Each VM's own promises are checked when it is started.
 fn check(config: &Config) -> Result<(), String> {
     if config.vms.is_empty() || config.vms.len() > MAX_VMS {
         return Err(format!("the VM bundle has {} VMs; 1 to {MAX_VMS} are possible", config.vms.len()));

@@ -8,10 +8,10 @@ use rv::{Addr, Hpa, PAGE_BYTES};
 /// Pages of a buffer, as a power of two.
 const ORDER: u8 = (UNITS * UNIT_BYTES / PAGE_BYTES as usize).trailing_zeros() as u8;
 
-/// The bytes of host RAM.
+/// Returns the bytes of host RAM.
 ///
 /// # Safety
-/// RAM without Rust objects, that nobody else reaches so long, or nobody minds what it holds.
+/// The piece is RAM without Rust objects, which is not otherwise accessed so long, or whose content does not matter.
 pub unsafe fn bytes_of<'a>(piece: &Piece) -> &'a mut [u8] {
     let at = ptr::with_exposed_provenance_mut(piece.start.raw() as usize);
     // SAFETY: by the caller's promise.
@@ -22,13 +22,13 @@ pub unsafe fn bytes_of<'a>(piece: &Piece) -> &'a mut [u8] {
 pub struct Buffer(Addr<Hpa>);
 
 impl Buffer {
-    /// A new one; `None` if there is no memory for it.
+    /// Makes a new one; `None` if there is no memory for it.
     pub fn new(frames: &Frames) -> Option<Self> {
         let run = frames.alloc(Owner::Host, Use::Other, ORDER).ok()?;
         Some(Self(run.first().base()))
     }
 
-    /// So many bytes, from byte `at` of the units on.
+    /// Returns `bytes` bytes, from byte `at` of the units on.
     ///
     /// # Panics
     /// If there are no such units.
@@ -37,7 +37,7 @@ impl Buffer {
         Piece { start: self.0.wrapping_add((units.first * UNIT_BYTES + at) as u64), bytes }
     }
 
-    /// The bytes of units.
+    /// Returns the bytes of units.
     ///
     /// # Safety
     /// None of the units is in flight.

@@ -24,9 +24,9 @@ pub struct ControlDevice {
     transport: MmioTransport<'static>,
     incoming: Box<VirtQueue<HeapHal, QUEUE>>,
     outgoing: Box<VirtQueue<HeapHal, QUEUE>>,
-    /// Where the device puts what comes: its own while it is offered.
+    /// The memory for the device's input: the device's own while it is offered.
     piece: Box<[u8; PIECE]>,
-    /// What the device sends, if it has not yet, and its token.
+    /// The frame that the device sends, if it is not sent yet, and its token.
     sent: Option<(u16, Vec<u8>)>,
 }
 

@@ -13,14 +13,14 @@ use hypervisor::backend::port::HostDevice;
 use hypervisor::machine::description::{Machine, VirtioSlot};
 use mmu::frames::{Frames, Loan};
 
-/// Those of the machine.
+/// The host devices of the machine.
 #[derive(Default)]
 pub struct HostDevices {
     /// The one that Gnomon pages to, and its PLIC source.
     pub swap: Option<(SwapDisk, u32)>,
-    /// Those that guests have, by number, and their PLIC sources.
+    /// The disks that guests have, by number, and their PLIC sources.
     pub guests: Vec<(u32, BlockDevice, u32)>,
-    /// Those by which guests reach folders of the host, by number, and their PLIC sources.
+    /// The devices by which guests reach folders of the host, by number, and their PLIC sources.
     pub shares: Vec<(u32, ShareDevice, u32)>,
     /// The one by which guests reach the world, and its PLIC source.
     pub net: Option<(NetDevice, u32)>,
@@ -71,7 +71,7 @@ pub struct GuestDisk {
 }
 
 impl GuestDisk {
-    /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
+    /// Makes a disk of that device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: BlockDevice, frames: &Frames) -> Option<Self> {
         Some(Self { device, buffer: Buffer::new(frames)? })
     }

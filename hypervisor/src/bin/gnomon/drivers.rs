@@ -26,9 +26,9 @@ const IER_ROOM: u8 = 1 << 1;
 /// Bytes of a 16550A's transmit FIFO.
 const FIFO: usize = 16;
 
-/// How many bytes the transmitter takes when it is empty.
+/// The number of bytes that the transmitter takes when it is empty.
 static DEPTH: AtomicUsize = AtomicUsize::new(1);
-/// Whether a PLIC brings the UART's interrupts.
+/// Set if a PLIC brings the UART's interrupts.
 static HAS_INTERRUPTS: AtomicBool = AtomicBool::new(false);
 
 fn register(index: u64) -> Option<u64> {
@@ -106,7 +106,7 @@ pub fn put(byte: u8) {
     write(RBR, byte);
 }
 
-/// What a Goldfish RTC says: nanoseconds since 1970.
+/// Returns the time of a Goldfish RTC: nanoseconds since 1970.
 pub fn time_of_day(rtc: Span) -> u64 {
     // SAFETY: registers of the RTC that the device tree names. The lower half holds the upper one as it was then.
     unsafe {
@@ -123,12 +123,12 @@ pub struct PlicContext {
     uart: u32,
 }
 
-/// Whose interrupt it is.
+/// The source of an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claimed {
     /// The UART's.
     Uart,
-    /// That source's.
+    /// The source of that number.
     Device(u32),
 }
 

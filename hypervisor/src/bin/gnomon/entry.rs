@@ -1,4 +1,4 @@
-//! The first instructions of every hart: which seat is this, who boots, where is a stack.
+//! The first instructions of every hart: they find the seat, the boot hart, and a stack.
 
 use crate::boot;
 use crate::pen::{HART_IDS, RELEASED, STACK_BYTES};

@@ -1,9 +1,10 @@
-//! The guests' side of a hart: in which mode guests run, which registers hold a guest's supervisor
-//! state, what of it traps, and whose tables translate.
+//! The guests' side of a hart: the mode in which guests run, the registers that hold a guest's supervisor state, the
+//! parts of it that trap, and the tables that translate.
 //!
 //! Guests run in VS mode or, where the hart lacks the H extension, in S mode itself. Only this file and those below it
-//! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist: the
-//! payload seat has VS mode only. What else depends on the guest mode is decided by `hypervisor::device::offer::GuestMode`.
+//! know what that means for registers and instructions, and only here do seat and guest mode meet. Three pairs exist:
+//! the payload seat has VS mode only. Everything else that depends on the guest mode is decided by
+//! `hypervisor::device::offer::GuestMode`.
 
 mod bank;
 mod probe;
@@ -31,16 +32,17 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
     | Exception::StoreMisaligned.bit()
     | Exception::EcallFromU.bit()
     | PAGE_FAULTS;
-/// Of those, the ones that come to Gnomon when it is its tables that the guest faults in.
+/// The page faults, which come to Gnomon if the guest faults in Gnomon's tables.
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
-/// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which nobody would save: it stays as it
-/// is, and to guests it is not there.
+/// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which is not saved: it stays as
+/// it is, and guests cannot access it.
 const STATEEN: u64 = 1 << 62;
 
-/// The VMID of guests on shadow tables behind a hole. 0 is that of those behind an `hgatp` of Bare. (What has a VMID's translations made
-/// must not change without a fence, be it to Bare; privileged specification, "Memory-Management Fences" of the hypervisor extension.)
+/// The VMID of guests on shadow tables behind a hole. 0 is that of those behind an `hgatp` of Bare. (What has a VMID's
+/// translations made must not change without a fence, even to Bare; privileged specification, "Memory-Management
+/// Fences" of the hypervisor extension.)
 pub const HOLE_VMID: Vmid = Vmid(1);
 /// `hgatp` without a G-stage.
 const BARE: u64 = 0;
@@ -48,16 +50,16 @@ const BARE: u64 = 0;
 /// An interrupt line of a guest's hart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// From other harts.
+    /// A software interrupt, from other harts.
     Software,
     /// The timer, for guests without Sstc.
     Timer,
-    /// From the PLIC.
+    /// An external interrupt, from the PLIC.
     External,
 }
 
 impl Line {
-    /// Its bit in `hvip`; that in `mip` is one below.
+    /// Returns its bit in `hvip`; that in `mip` is one below.
     const fn vs_bit(self) -> u64 {
         match self {
             Line::Software => Interrupt::VsSoft.bit(),
@@ -67,33 +69,33 @@ impl Line {
     }
 }
 
-/// How this hart runs guests.
+/// The way in which this hart runs guests.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestHart {
     seat: Seat,
     mode: GuestMode,
-    /// Whether the hart has `menvcfg` and `senvcfg`.
+    /// Set if the hart has `menvcfg` and `senvcfg`.
     has_envcfg: bool,
-    /// Whether guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
+    /// Set if guests in S mode have `scountinhibit`, by which they reach `mcountinhibit`.
     has_countinhibit: bool,
-    /// Whether it can tell VMID 0, which is Bare's, and [`HOLE_VMID`] from others.
+    /// Set if the hart can tell VMID 0, which is Bare's, and [`HOLE_VMID`] from others.
     has_vmids: bool,
     /// `hgatp` for steered guests: Bare, or a G-stage that maps all but a hole onto itself.
     hole: u64,
     /// `hgatp` of the last guest on shadow tables.
     one_stage: u64,
-    /// Whether what guests do with their own translation (`satp`, fences, page faults) comes to Gnomon.
+    /// Set if the guest's operations on its own translation (`satp`, fences, page faults) come to Gnomon.
     traps_translation: bool,
-    /// Whether page faults are the guest's own all the same.
+    /// Set if page faults are nevertheless the guest's own.
     steers: bool,
-    /// Whether breakpoints come to Gnomon: a debugger is attached to the VM.
+    /// Set if breakpoints come to Gnomon: a debugger is attached to the VM.
     breaks: bool,
-    /// Whether translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that have the VMID of
-    /// Bare, and that of the hole.
+    /// Set if translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that
+    /// have the VMID of Bare, and those of the hole.
     owes_fence: [bool; 2],
-    /// `henvcfg`, in VS mode, but for ADUE.
+    /// `henvcfg`, in VS mode, without ADUE.
     henvcfg: u64,
-    /// Whether all harts have Zba.
+    /// Set if all harts have Zba.
     has_zba: bool,
 }
 
@@ -200,19 +202,19 @@ impl GuestHart {
         Ok((this, abilities))
     }
 
-    /// Only so many bits of VMIDs are used.
+    /// Limits the bits of VMIDs that are used.
     pub const fn use_vmid_bits(&mut self, bits: u32) {
         self.has_vmids = bits > 1;
     }
 
-    /// Steered guests are denied frames by a G-stage, whose table is this one. VS mode only; called after [`GuestHart::use_vmid_bits`],
-    /// before any guest is loaded.
+    /// Makes a G-stage, whose table is this one, deny frames to steered guests. VS mode only; called after
+    /// [`GuestHart::use_vmid_bits`], before any guest is loaded.
     pub const fn use_hole(&mut self, format: &Format, table: Pfn<Hpa>) {
         let vmid = if self.has_vmids { HOLE_VMID } else { Vmid(0) };
         self.hole = atp::hgatp(format, vmid, table);
     }
 
-    /// Says which exceptions guests take themselves.
+    /// Delegates the exceptions that guests take themselves.
     fn delegate(&self) {
         let comes_here = self.traps_translation && !self.steers;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
@@ -277,8 +279,8 @@ impl GuestHart {
         }
     }
 
-    /// Says whether what guests do with their own translation traps, if that differs from the last guest's. With one stage
-    /// the VMID is 0, which is Bare's; without VMID bits everybody has that, so a change forgets everything.
+    /// Sets whether guests' operations on their own translation trap, if that differs from the last guest's. With one
+    /// stage the VMID is 0, which is Bare's; without VMID bits all guests have that, so a change forgets everything.
     fn trap_translation(&mut self, on: bool) {
         if on == self.traps_translation {
             return;
@@ -299,7 +301,7 @@ impl GuestHart {
         }
     }
 
-    /// Says whether the guest takes page faults on shadow tables itself, if that differs from the last root.
+    /// Sets whether the guest takes page faults on shadow tables itself, if that differs from the last root.
     #[inline]
     pub fn set_steering(&mut self, on: bool) {
         if on != self.steers {
@@ -308,7 +310,7 @@ impl GuestHart {
         }
     }
 
-    /// Says whether the guest's breakpoints come to Gnomon, if that differs from the last guest's.
+    /// Sets whether the guest's breakpoints come to Gnomon, if that differs from the last guest's.
     pub fn set_breaks(&mut self, on: bool) {
         if on != self.breaks {
             self.breaks = on;
@@ -316,13 +318,14 @@ impl GuestHart {
         }
     }
 
-    /// Lets hardware set A and D for a guest behind a G-stage, or not.
+    /// Sets whether hardware sets A and D for a guest behind a G-stage.
     pub fn set_svadu(&self, on: bool) {
         // SAFETY: concerns guests only.
         unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
     }
 
-    /// The address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or invalidates.
+    /// Returns the address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or
+    /// invalidates.
     pub fn lane_table(&self, format: &Format, syncs: bool) -> u64 {
         let way = match (self.seat, self.mode) {
             (Seat::Firmware, GuestMode::Virtual) => lane::Way::VirtualToMachine,
@@ -343,13 +346,13 @@ impl GuestHart {
         with_bank!(self.mode, |bank| unsafe { bank::satp::write(root) });
     }
 
-    /// The root by which the loaded guest's addresses are translated first.
+    /// Returns the root by which the loaded guest's addresses are translated first.
     pub fn guest_root(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::satp::read())
     }
 
-    /// Makes this hart forget translations of guest virtual addresses: of one page (leaf entries) or
-    /// all, of one ASID (but for global ones) or all. In VS mode those of the VMID that `hgatp` holds.
+    /// Makes this hart forget translations of guest virtual addresses: of one page (leaf entries) or all, of one ASID
+    /// (except global ones) or all. In VS mode those of the VMID that `hgatp` holds.
     pub fn fence(&self, page: Option<Addr<Gva>>, asid: Option<Asid>) {
         match (self.mode, page, asid) {
             (GuestMode::Virtual, None, None) => fence::vvma_all(),
@@ -377,7 +380,7 @@ impl GuestHart {
         self.fence(None, None);
     }
 
-    /// Lets WFI and WRS.NTO of guests trap, or not.
+    /// Sets whether WFI and WRS.NTO of guests trap.
     pub fn set_wfi_trap(&self, traps: bool) {
         // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about.
         unsafe {
@@ -413,7 +416,7 @@ impl GuestHart {
         }
     }
 
-    /// Whether an interrupt is pending that the loaded guest has enabled.
+    /// Returns whether an interrupt is pending that the loaded guest has enabled.
     pub fn interrupt_pending(&self) -> bool {
         with_bank!(self.mode, |bank| bank::sip::read() & bank::sie::read() != 0)
     }
@@ -424,12 +427,12 @@ impl GuestHart {
         with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
     }
 
-    /// What it is set to.
+    /// Returns the guest's comparator.
     pub fn comparator(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::stimecmp::read())
     }
 
-    /// The loaded guest's trap registers.
+    /// Returns the loaded guest's trap registers.
     pub fn trap_regs(&self) -> VsTrapRegs {
         with_bank!(self.mode, |bank| VsTrapRegs {
             vsstatus: bank::sstatus::read(),
@@ -440,17 +443,17 @@ impl GuestHart {
         })
     }
 
-    /// Of those, `vsstatus` alone.
+    /// Returns `vsstatus` alone.
     pub fn guest_status(&self) -> u64 {
         with_bank!(self.mode, |bank| bank::sstatus::read())
     }
 
-    /// The guest's `senvcfg`; 0 if the hart has none.
+    /// Returns the guest's `senvcfg`; 0 if the hart has none.
     pub fn user_environment(&self) -> u64 {
         if self.has_envcfg { csr::senvcfg::read() } else { 0 }
     }
 
-    /// Writes them back but for `vstvec`.
+    /// Writes the guest's trap registers back, except `vstvec`.
     pub fn set_trap_regs(&self, regs: &VsTrapRegs) {
         // SAFETY: the guest's registers. `sstatus` shows no bit that concerns M mode, which uses
         // neither SUM nor MXR, floating point nor vectors.
@@ -462,7 +465,7 @@ impl GuestHart {
         });
     }
 
-    /// The privilege of the guest that trapped.
+    /// Returns the privilege of the guest that trapped.
     pub fn privilege(&self) -> Mode {
         let supervisor = match self.seat {
             Seat::Firmware => csr::mstatus::read() & status::MPP != 0,
@@ -471,7 +474,7 @@ impl GuestHart {
         if supervisor { Mode::Supervisor } else { Mode::User }
     }
 
-    /// The privilege that the next entry goes to.
+    /// Sets the privilege that the next entry goes to.
     pub fn set_privilege(&self, mode: Mode) {
         let mpp = if mode == Mode::Supervisor { status::MPP_S } else { 0 };
         // SAFETY: affects xRET only. M is MPP = 11: its upper bit is never set here.
@@ -492,8 +495,7 @@ impl GuestHart {
         }
     }
 
-    /// Whether the last trap came from where guests belong: from behind the G-stage, or the shadow
-    /// tables.
+    /// Returns whether the last trap came from a guest's mode: from behind the G-stage, or the shadow tables.
     pub fn came_from_guest(&self) -> bool {
         match (self.seat, self.mode) {
             (Seat::Firmware, GuestMode::Virtual) => csr::mstatus::read() & status::MPV != 0,
@@ -505,7 +507,7 @@ impl GuestHart {
     /// Enters a guest for the first time on this hart, with the privilege that `set_privilege` set.
     ///
     /// # Safety
-    /// As for [`world::enter_virtual_from_machine`], but for the bits named there.
+    /// As for [`world::enter_virtual_from_machine`], except the bits named there.
     pub unsafe fn enter(&self, context: *mut Context) -> ! {
         // SAFETY: SPV and SPP affect `sret` only; TVM is set since the start; the rest is the
         // caller's promise.
@@ -526,8 +528,8 @@ impl GuestHart {
     }
 }
 
-/// In S mode a guest switches floating point and vectors on by itself, whatever it is told it has: the
-/// registers must be ones that are saved for every vCPU.
+/// Checks that the registers of a hart are saved for every vCPU. In S mode a guest switches floating point and vectors
+/// on by itself, whatever it is told it has.
 fn check_registers(own: &Isa, common: &Isa) -> Result<(), String> {
     const VECTORS: [&str; 3] = ["v", "zve32x", "zve64x"];
     if own.has("f") && !common.has("d") {

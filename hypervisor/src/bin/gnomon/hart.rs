@@ -45,7 +45,7 @@ use metal::{fence, world};
 use rv::{Context, Mode};
 use tags::{Tags, View};
 
-/// How another hart is reached.
+/// The means to reach another hart.
 #[derive(Clone, Copy, Debug)]
 pub struct Reach {
     /// Its hart id.
@@ -54,7 +54,7 @@ pub struct Reach {
     pub msip: u64,
 }
 
-/// What is known of an exit that is noted before it is handled.
+/// The facts about an exit that is noted before it is handled.
 struct Probed {
     /// The hart's idle time so far, in ticks.
     idle: u64,
@@ -66,7 +66,7 @@ struct Probed {
 pub struct Hart {
     g: &'static Gnomon,
     index: usize,
-    /// What others see of it.
+    /// The hart's state that others see.
     shared: &'static HartShared,
     seat: SeatHart,
     guest: GuestHart,
@@ -78,24 +78,24 @@ pub struct Hart {
     tags: Tags,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
-    /// Whether slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
+    /// Set if slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
-    /// Whether the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
+    /// Set if the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
     spins: bool,
     due: Due,
     ticks: Ticks,
-    /// Whether an exit has shown that guests do run where they should.
+    /// Set once an exit has shown that guests do run in their mode.
     is_proven: bool,
-    /// Nothing is to be done about exits but to handle them: one has proved that, and nobody wants to know of them.
+    /// Set if exits are only handled: one has proved that, and no client wants to know of them.
     is_plain: bool,
     /// The exit that is being handled, if it is noted.
     exit: Option<Probed>,
 }
 
-/// What a vCPU leaves its hart for, and is no longer started.
+/// The reason for which a vCPU leaves its hart, and is no longer started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Leaves {
-    /// It stops, or its VM does.
+    /// The vCPU stops, or its VM does.
     ForPark,
     /// Its VM is paused.
     ForPause,
@@ -106,19 +106,19 @@ const FENCE_PAGES: u64 = 64;
 
 static POWERING_OFF: AtomicBool = AtomicBool::new(false);
 
-/// What a hart is started with.
+/// The state that a hart is started with.
 pub struct Start {
-    /// What all harts share.
+    /// The state that all harts share.
     pub g: &'static Gnomon,
     /// This hart's index.
     pub index: usize,
     /// Its devices.
     pub seat: SeatHart,
-    /// How it runs guests.
+    /// The way in which the hart runs guests.
     pub guest: GuestHart,
     /// Host RAM.
     pub ram: Ram,
-    /// How to reach the others.
+    /// The means to reach the other harts.
     pub reach: Arc<[Reach]>,
     /// The PLIC contexts of all harts.
     pub contexts: &'static [Option<PlicContext>],
@@ -131,7 +131,7 @@ pub struct Start {
 }
 
 impl Hart {
-    /// The hart's block, ready to run.
+    /// Makes the hart's block, ready to run.
     pub fn new(start: Start) -> Self {
         let (per_ms, id_bits) = (start.g.offer.timebase / 1000, start.g.tunables.get(Id::IdBits) as u32);
         let (mut guest, vmid_bits) = (start.guest, start.vmid_bits.min(id_bits));
@@ -240,8 +240,8 @@ impl Hart {
         });
     }
 
-    /// WFI traps, and slices end, only while there are more vCPUs than harts. When there are, harts are kicked, so an entry
-    /// need not look if the exit before it was short.
+    /// Makes WFI trap, and slices end, while there are more vCPUs than harts, and only then. When that changes, harts
+    /// are kicked, so an entry need not look if the exit before it was short.
     fn set_policy(&mut self) {
         let overcommitted = self.g.sched.is_overcommitted();
         if overcommitted != self.traps_wfi {
@@ -296,14 +296,14 @@ impl Hart {
         Some(self.go(run))
     }
 
-    /// Says that the guest is about to be entered, unless something is to be done before.
+    /// Announces that the guest is about to be entered, unless something is to be done before.
     #[inline(always)]
     fn announce(&mut self, run: &VcpuRun) -> bool {
         let slot = run.vm.slot();
         self.shared.announce(slot, || run.may_enter(|| self.tags.views[slot].fenced))
     }
 
-    /// The last step of an entry that is announced.
+    /// Does the last step of an entry that is announced.
     #[inline(always)]
     fn go(&mut self, run: Box<VcpuRun>) -> *mut Context {
         self.arm_for(&run);
@@ -330,7 +330,7 @@ impl Hart {
         self.leave_exit(run, outcome)
     }
 
-    /// The end of an exit that is handled.
+    /// Ends an exit that is handled.
     #[inline(always)]
     fn leave_exit(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
         match outcome {
@@ -340,7 +340,7 @@ impl Hart {
         }
     }
 
-    /// The end of an exit that leaves something to do before a guest goes on, this one or another.
+    /// Ends an exit that leaves something to do before a guest goes on, this one or another.
     #[inline(never)]
     fn go_on(&mut self, run: Box<VcpuRun>, outcome: Outcome) -> *mut Context {
         if !self.is_plain {
@@ -403,7 +403,7 @@ impl Hart {
         Some(run)
     }
 
-    /// Gnomon's timer is due.
+    /// Handles Gnomon's timer.
     fn tick(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         run.count_lane();
         let (now, spun) = (self.now(), self.spins);
@@ -437,7 +437,7 @@ impl Hart {
         None
     }
 
-    /// Host time of the next timer interrupt of the vCPU on this hart.
+    /// Returns the host time of the next timer interrupt of the vCPU on this hart.
     fn next_timer(&self, run: &VcpuRun) -> u64 {
         match self.g.offer.timer {
             GuestTimer::Sstc => run.vm.host_time(self.guest.comparator(), self.now()),
@@ -445,7 +445,7 @@ impl Hart {
         }
     }
 
-    /// Goes on with output that was left, with guests' devices, with chores and with deferred interrupts, if it is time. While the hart
+    /// Continues with output that was left, with guests' devices, with chores and with deferred interrupts, if it is time. While the hart
     /// has a vCPU of VM `own`, all that is not that VM's is done within the budget for others.
     fn look_after(&mut self, now: u64, own: Option<&Vm>) {
         // Of what is left by a hart that had no time to look again, some hart hears at its timer.
@@ -495,11 +495,11 @@ impl Hart {
     }
 }
 
-/// This hart's block.
+/// Returns this hart's block.
 ///
 /// # Safety
-/// `tp` points to it since [`Hart::run`], and the caller holds no other reference to it: true at an
-/// exit, which starts on an empty stack.
+/// `tp` points to it since [`Hart::run`], and the caller holds no other reference to it: true at an exit, which starts
+/// on an empty stack.
 unsafe fn this_hart<'a>(address: usize) -> &'a mut Hart {
     // SAFETY: by the caller's promise.
     unsafe { &mut *core::ptr::with_exposed_provenance_mut(address) }
@@ -514,7 +514,7 @@ extern "C" fn first_entry(address: usize) -> ! {
     unsafe { guest.enter(context) }
 }
 
-/// An exit. The trap vectors jump to it on the hart's empty stack, and say where to go on.
+/// Handles an exit. The trap vectors jump here on the hart's empty stack, and name the address to continue at.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_exit(_: *mut Context, resume: usize) -> ! {
     // SAFETY: the vector has set `tp` and emptied the stack.

@@ -42,7 +42,7 @@ impl CountedHeap {
     /// Adds memory to it.
     ///
     /// # Safety
-    /// The bytes are nobody's, for ever.
+    /// The bytes are unowned, and the heap's for ever.
     unsafe fn add(&self, first: *mut u8, bytes: usize) {
         if let Some(block) = NonNull::new(ptr::slice_from_raw_parts_mut(first, bytes)) {
             // SAFETY: by the caller's promise.
@@ -89,13 +89,13 @@ pub fn start() {
 /// Adds RAM to the heap.
 ///
 /// # Safety
-/// The range is RAM that nobody else uses, for ever.
+/// The range is RAM that is not otherwise used, for ever.
 pub unsafe fn add(span: Span) {
     // SAFETY: by the caller's promise.
     unsafe { HEAP.add(ptr::with_exposed_provenance_mut(span.start as usize), span.bytes as usize) };
 }
 
-/// How it is doing.
+/// Returns the use of the heap.
 pub fn in_use() -> HeapUse {
     HeapUse { used: HEAP.used.load(Relaxed), waits: HEAP.waits.load(Relaxed) }
 }

@@ -30,7 +30,7 @@ pub struct NetDevice {
     outgoing: Box<VirtQueue<HeapHal, OUTGOING>>,
     /// Frames for what comes, that the device has not.
     free: Vec<Arc<Frame>>,
-    /// Those that it has, by token.
+    /// The frames that the device has, by token.
     offered: Box<[Option<Arc<Frame>>; INCOMING]>,
     /// Frames that it sends, by token.
     sent: Box<[Option<Arc<Frame>>; OUTGOING]>,

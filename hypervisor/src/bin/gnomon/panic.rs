@@ -17,7 +17,7 @@ impl Write for Raw {
     }
 }
 
-/// The same, escaped for a JSON string.
+/// The output, escaped for a JSON string.
 struct Json;
 
 impl Write for Json {
@@ -58,7 +58,7 @@ fn panic(info: &PanicInfo<'_>) -> ! {
     fail(format_args!("bug in Gnomon: {info}"))
 }
 
-/// A trap of Gnomon's own code. Called by the trap vectors.
+/// Handles a trap of Gnomon's own code. Called by the trap vectors.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_host_trap(cause: u64, epc: u64, tval: u64) -> ! {
     while FAILING.load(Ordering::SeqCst) {

@@ -1,4 +1,4 @@
-//! Where each hart's stack is, and where those wait that did not boot.
+//! The stacks of the harts, and the pen where those wait that did not boot.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use hypervisor::hart::harts::MAX_HARTS;
@@ -7,8 +7,7 @@ use hypervisor::machine::description::Span;
 /// Bytes of stack for each hart, the guard page at its lower end among them.
 pub const STACK_BYTES: usize = 64 << 10;
 
-/// How many entries of [`HART_IDS`] are valid; the waiting harts of the firmware seat go on when it
-/// is not 0.
+/// The number of valid entries of [`HART_IDS`]; the waiting harts of the firmware seat go on when it is not 0.
 #[unsafe(link_section = ".data.boot")]
 pub static RELEASED: AtomicU64 = AtomicU64::new(0);
 /// The hart id of each hart in use, by Gnomon's index.
@@ -20,18 +19,18 @@ unsafe extern "C" {
     static __stacks: u8;
 }
 
-/// The address at which a secondary hart starts in the payload seat, with its index in a1.
+/// Returns the address at which a secondary hart starts in the payload seat, with its index in a1.
 pub fn secondary_address() -> u64 {
     gnomon_secondary as *const () as u64
 }
 
-/// The end of the stack of hart `index`.
+/// Returns the end of the stack of hart `index`.
 pub fn stack_end(index: usize) -> u64 {
     (&raw const __stacks) as u64 + (STACK_BYTES * (index + 1)) as u64
 }
 
-/// The lowest page of the stack of hart `index`, which nobody may touch: a stack that grows into it traps, where it would
-/// spoil another hart's.
+/// Returns the lowest page of the stack of hart `index`, which may not be accessed: a stack that grows into it traps,
+/// where it would spoil another hart's.
 pub fn stack_guard(index: usize) -> Span {
     Span { start: stack_end(index) - STACK_BYTES as u64, bytes: rv::PAGE_BYTES }
 }

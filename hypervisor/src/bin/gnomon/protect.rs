@@ -28,7 +28,7 @@ pub struct Image {
     pub end: u64,
 }
 
-/// Where the image stands, with stacks for so many harts. What is behind them is RAM like any other.
+/// Returns the place of the image, with stacks for so many harts. The RAM behind them is RAM like any other.
 pub fn image(harts: usize) -> Image {
     Image {
         start: (&raw const __image_start) as u64,
@@ -38,17 +38,17 @@ pub fn image(harts: usize) -> Image {
     }
 }
 
-/// The firmware seat's walls, on this hart. Of the lowest entry that matches:
+/// Sets up the firmware seat's walls, on this hart. The lowest entry that matches decides:
 ///
 /// 1. the guard page of this hart's stack: nothing, for M mode too (locked);
 /// 2. code: read and execute, for M mode too (locked);
 /// 3. constants: read, for M mode too (locked);
 /// 4. data, stacks and `own`: nothing for guests, everything for M mode;
-/// 5. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage
-///    or the shadow tables to say. Devices, below RAM, match nothing, which denies guests.
+/// 5. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage or the shadow
+///    tables to say. Devices, below RAM, match nothing, which denies guests.
 ///
-/// Data stays executable for M mode: without Smepmp's machine-mode lockdown an entry cannot deny that
-/// and keep guests out as well, and with it M mode could not write the guests' memory.
+/// Data stays executable for M mode: without Smepmp's machine-mode lockdown an entry cannot deny that and keep guests
+/// out as well, and with it M mode could not write the guests' memory.
 ///
 /// What the TLB keeps of guests behind a G-stage is the caller's to forget.
 ///
@@ -91,7 +91,7 @@ pub unsafe fn set_up_pmp(machine: &Machine, own: Span, index: usize) {
     fence::sfence_all();
 }
 
-/// The format of the payload seat's identity map: the smallest in whose lower half all RAM lies.
+/// Returns the format of the payload seat's identity map: the smallest in whose lower half all RAM lies.
 fn format(machine: &Machine) -> &'static Format {
     let highest = machine.ram.iter().map(Span::end).max().unwrap_or(0);
     let fits = |format: &&Format| highest >> (format.input_bits() - 1) == 0;

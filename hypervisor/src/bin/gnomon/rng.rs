@@ -19,7 +19,7 @@ const DESCRIPTORS: usize = 2;
 pub struct EntropyDevice {
     transport: MmioTransport<'static>,
     queue: Box<VirtQueue<HeapHal, DESCRIPTORS>>,
-    /// Where the device puts bytes: its own while it was asked.
+    /// The memory for the device's bytes: the device's own while it was asked.
     piece: Box<[u8; PIECE]>,
     is_asked: bool,
 }

@@ -1,6 +1,6 @@
-//! The seat: what differs for Gnomon itself between M mode on the bare machine (firmware seat) and HS
-//! mode above somebody else's firmware (payload seat). What differs for its guests is in `guest.rs`;
-//! everything else of Gnomon is the same in both.
+//! The seat: the differences for Gnomon itself between M mode on the bare machine (firmware seat) and HS mode above
+//! another firmware (payload seat). The differences for its guests are in `guest.rs`; everything else of Gnomon is the
+//! same in both.
 
 use crate::pen;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use rv::Interrupt;
 use rv::csr::status;
 use sbi_spec::{hsm, spi, srst, time};
 
-/// Where Gnomon runs.
+/// The mode that Gnomon runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seat {
     /// M mode: Gnomon is the machine's firmware too.
@@ -20,7 +20,7 @@ pub enum Seat {
     Payload,
 }
 
-/// Why a machine is none for the firmware seat.
+/// The reason why a machine does not suit the firmware seat.
 pub const NO_DEVICES: &str = "the firmware seat needs a CLINT, or ACLINT MTIMER and MSWI, for each hart";
 
 static SEAT: AtomicU8 = AtomicU8::new(0);
@@ -51,13 +51,13 @@ pub fn set(seat: Seat, machine: &Machine) {
 }
 
 impl Seat {
-    /// The seat that Gnomon is in.
+    /// Returns the seat that Gnomon is in.
     #[inline]
     pub fn get() -> Self {
         if SEAT.load(Ordering::Relaxed) == 0 { Seat::Firmware } else { Seat::Payload }
     }
 
-    /// Its name in records and options.
+    /// Returns its name in records and options.
     pub fn name(self) -> &'static str {
         match self {
             Seat::Firmware => "firmware",
@@ -146,7 +146,7 @@ impl SeatHart {
         }
     }
 
-    /// Withdraws IPIs sent to this hart. What they announced is looked at after this.
+    /// Withdraws IPIs sent to this hart. The work that they announced is looked at after this.
     pub fn clear_ipi(&self) {
         // SAFETY: the hart's own bit.
         unsafe {
@@ -159,7 +159,7 @@ impl SeatHart {
         fence::memory_and_devices();
     }
 
-    /// Whether a device of the host interrupts this hart.
+    /// Returns whether a device of the host interrupts this hart.
     pub fn external_pending(&self) -> bool {
         match self.seat {
             Seat::Firmware => csr::mip::read() & Interrupt::MExternal.bit() != 0,
@@ -196,7 +196,7 @@ pub fn start_hart(id: u64, index: usize) -> Result<(), i64> {
     }
 }
 
-/// Why the machine is powered off.
+/// The reason why the machine is powered off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PowerOff {
     /// All is done.

@@ -55,12 +55,12 @@ pub struct GuestShare {
 }
 
 impl GuestShare {
-    /// That device, with a buffer that it has for ever; `None` if there is no memory for one.
+    /// Makes a share of that device, with a buffer that it has for ever; `None` if there is no memory for one.
     pub fn new(device: ShareDevice, frames: &Frames) -> Option<Self> {
         Some(Self { device, buffer: Buffer::new(frames)?, pending: Box::new(array::from_fn(|_| None)) })
     }
 
-    /// Where a message is, and where its answer is to be.
+    /// Returns the pieces of a message and of its answer.
     fn pieces(&self, asked: &Asked) -> (Piece, Piece) {
         assert!(asked.bytes() <= asked.units.bytes(), "more than the units have");
         let piece = |at, bytes| self.buffer.piece(asked.units, at, bytes);

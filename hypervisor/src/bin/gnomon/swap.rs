@@ -9,7 +9,7 @@ use rv::{Hpa, PAGE_BYTES, Pfn};
 
 /// Sectors of a page.
 const SECTORS: u64 = PAGE_BYTES / SECTOR;
-/// Most requests at a time: who needs a page waits for those before it.
+/// Most requests at a time: a vCPU that needs a page waits for those before it.
 const MOST_FLYING: usize = 16;
 
 /// The device.
@@ -19,7 +19,7 @@ pub struct SwapDisk {
 }
 
 impl SwapDisk {
-    /// That device.
+    /// Makes a swap disk of that device.
     pub const fn new(device: BlockDevice) -> Self {
         Self { device, flying: 0 }
     }

@@ -1,4 +1,4 @@
-//! What all drivers of the host's virtio devices have in common.
+//! The common part of all drivers of the host's virtio devices.
 
 use alloc::alloc::{alloc_zeroed, dealloc};
 use alloc::boxed::Box;
@@ -48,7 +48,7 @@ unsafe impl Hal for HeapHal {
 /// A device with which the driver has agreed on features, and that does nothing yet.
 pub struct Opened {
     transport: MmioTransport<'static>,
-    /// What both have.
+    /// The features that both have.
     pub features: u64,
 }
 

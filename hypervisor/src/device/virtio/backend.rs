@@ -1,4 +1,4 @@
-//! What a virtio device is to its transport.
+//! The interface between a virtio device and its transport.
 
 use super::queue::{Trouble, USUAL};
 use super::queues::Queues;
@@ -7,7 +7,7 @@ use crate::slots::Handle;
 use abi::snapshot::device::OwnState;
 use core::fmt::Debug;
 
-/// How far the work for a notification has come.
+/// The state of the work for a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// The queue is empty, and the driver will notify again.
@@ -16,7 +16,7 @@ pub enum Progress {
     More,
 }
 
-/// What a driver reads of a configuration that has these bytes: `width` of them, and 0 where there are none.
+/// Returns `width` bytes of a configuration, as a driver reads them: 0 where the configuration has none.
 pub(super) fn read_bytes(config: &[u8], offset: u64, width: u8) -> u32 {
     let at = usize::try_from(offset).unwrap_or(usize::MAX).min(config.len());
     let bytes = config[at..].iter().take(width.into());
@@ -27,17 +27,17 @@ pub(super) fn read_bytes(config: &[u8], offset: u64, width: u8) -> u32 {
 pub trait Backend: Debug + Send + 'static {
     /// Its device ID (chapter 5).
     const ID: u32;
-    /// Whether it goes on by itself with what a notification began, when something outside has happened: then it is given a
-    /// [moment](crate::device::Device::moment), and does a portion as for a notification.
+    /// Set if the device continues the work that a notification began when something outside has happened: then it is
+    /// given a [moment](crate::device::Device::moment), and does a portion as for a notification.
     const GOES_ON: bool = false;
     /// Most entries of a queue: a power of two, [`super::queue::MOST`] at most.
     const MOST_ENTRIES: usize = USUAL;
     /// The names of two counters: notifications, and rings that were malformed.
     const COUNTERS: [&'static str; 2];
 
-    /// How many queues it has, 1 or more: always as many.
+    /// Returns the number of queues, 1 or more. It never changes.
     fn queues(&self) -> usize;
-    /// The features that it offers, beside those of queues and transport: none.
+    /// Returns the features that it offers, beside those of queues and transport: none.
     fn features(&self) -> u64 {
         0
     }
@@ -54,8 +54,8 @@ pub trait Backend: Debug + Send + 'static {
     /// [`Trouble`]. If something is wrong with the ring, nothing more is taken from any queue. If its memory is not there yet, this is
     /// called again and goes on.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble>;
-    /// Something outside has happened, or some time has passed: does a portion for the queues that are ready. Each has its own, if the
-    /// device does not say otherwise.
+    /// Does a portion for the queues that are ready, when something outside has happened, or some time has passed. Each
+    /// has its own, if the device does not say otherwise.
     ///
     /// # Errors
     /// As above.
@@ -73,28 +73,29 @@ pub trait Backend: Debug + Send + 'static {
         }
         all
     }
-    /// The driver stops a queue: its memory is no more, nor are the buffers that came by it. What was begun of it is nobody's.
+    /// Stops a queue, as the driver asks: its memory is no more, nor are the buffers that came by it. Work that was
+    /// begun for it is dropped.
     fn stop(&mut self, at: usize);
-    /// The driver resets the device: what was begun is dropped.
+    /// Resets the device, as the driver asks: work that was begun is dropped.
     fn reset(&mut self);
-    /// Whether nothing reaches for memory any more on behalf of a queue that was stopped, or of a driver that has reset the device: until
-    /// then it has not stopped, or is not reset, as the driver sees it.
+    /// Returns whether no access to memory is left on behalf of a queue that was stopped, or of a driver that has reset
+    /// the device. Until then the driver does not see the queue as stopped, or the device as reset.
     fn is_still(&mut self) -> bool {
         true
     }
-    /// As [`Device::attach`](crate::device::Device::attach).
+    /// See [`Device::attach`](crate::device::Device::attach).
     fn attach(&mut self, _vm: Handle) {}
     /// Reports its own counters, as [`Device::counters`](crate::device::Device::counters).
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64));
-    /// What it needs to go on elsewhere, beside transport and queues.
+    /// Returns the state that the device needs to go on elsewhere, beside transport and queues.
     ///
     /// # Errors
     /// [`Unsaved`]: as long as it has taken chains that it can neither give back nor begin anew.
     fn save(&self) -> Result<OwnState, Unsaved>;
-    /// How many chains of a queue, those that were taken last, are begun and not given back. Where the device goes on elsewhere, it
-    /// begins them anew.
+    /// Returns the number of chains of a queue, those that were taken last, that are begun and not given back. If the
+    /// device goes on elsewhere, it begins them anew.
     fn begun(&self, at: usize) -> u16;
-    /// Goes on from there, just reset. `is_live`: the driver has set it up.
+    /// Restores the device from a saved state. It has just been reset. `is_live`: the driver has set it up.
     ///
     /// # Errors
     /// [`Wild`].

@@ -1,16 +1,16 @@
 //! The memory balloon (chapter 5.5), by which a guest gives memory back.
 //!
-//! - **Free page reporting**: buffers of memory that the guest does not use now. They are untouched again once the device has given
-//!   them back, and the guest may use them at any time.
-//! - **Inflate and deflate**: lists of pages, which the guest keeps itself from using until it has deflated them. It inflates and
-//!   deflates until it has as many in the balloon as the target says. It may deflate at its own wish when it is short of memory
-//!   (`DEFLATE_ON_OOM`): nothing here rests on its keeping away from them.
+//! - **Free page reporting**: buffers of memory that the guest does not use now. They are untouched again once the
+//!   device has given them back, and the guest may use them at any time.
+//! - **Inflate and deflate**: lists of pages, which the guest keeps itself from using until it has deflated them. It
+//!   inflates and deflates until it has as many in the balloon as the target says. It may deflate at its own wish when
+//!   it is short of memory (`DEFLATE_ON_OOM`): nothing here rests on its keeping away from them.
 //!
-//! Whatever pages a guest names, it gets what it asked for: what was in them is gone, be it its page tables, its rings, or its
-//! code. What it names and does not have is refused, and counted.
+//! Whatever pages a guest names, it gets what it asked for: their content is gone, even if that was its page tables,
+//! its rings, or its code. Pages that it names and does not have are refused, and counted.
 //!
-//! As Linux's driver has it, and QEMU's device, queues that were not negotiated have no number: without statistics and hinting the
-//! one for reporting is number 2.
+//! As Linux's driver has it, and QEMU's device, queues that were not negotiated have no number: without statistics and
+//! hinting the one for reporting is number 2.
 
 use super::backend::{Backend, Progress};
 use super::queue::{Buffer, Chain, Trouble, USUAL};
@@ -52,7 +52,7 @@ pub fn make(config: &VmConfig, _: &Offer) -> Vec<Box<dyn Device>> {
     balloon.into_iter().map(|balloon| Box::new(balloon) as _).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Pages that the guest reported as free.
@@ -70,7 +70,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 6] {
         [
             ("balloon.reported", self.reported),
@@ -89,7 +89,7 @@ struct Work {
     chain: Chain,
     /// The buffer that is next.
     at: usize,
-    /// What of it is done: bytes of a list, pages of what is reported.
+    /// The part of the buffer that is done: bytes of a list, pages of a report.
     done: u64,
 }
 
@@ -110,7 +110,7 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// That of a guest with so many pages of RAM.
+    /// Makes the balloon of a guest with `pages` pages of RAM.
     #[must_use]
     pub fn new(pages: u64, target: u64) -> Self {
         let mut balloon = Self { pages, target: 0, actual: 0, works: NO_WORKS, counts: Counts::default() };
@@ -118,13 +118,13 @@ impl Balloon {
         balloon
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Pages that are to be in the balloon, and those that are, as the driver says.
+    /// Returns the number of pages that are to be in the balloon, and of those that are, as the driver says.
     #[must_use]
     pub const fn target_and_actual(&self) -> (u64, u64) {
         (self.target as u64, self.actual as u64)
@@ -135,13 +135,13 @@ impl Balloon {
         self.target = pages.min(self.pages / 8 * 7).try_into().unwrap_or(u32::MAX);
     }
 
-    /// Whether the guest has those pages.
+    /// Returns whether the guest has those pages.
     fn has(&self, page: u64, pages: u64) -> bool {
         let first = page.checked_sub(GUEST_RAM_BASE >> PAGE_SHIFT);
         first.and_then(|first| first.checked_add(pages)).is_some_and(|end| end <= self.pages)
     }
 
-    /// The whole pages of a buffer that the guest has.
+    /// Returns the whole pages of a buffer that the guest has.
     fn whole_pages(&self, buffer: &Buffer) -> Option<(u64, u64)> {
         let end = buffer.gpa.checked_add(buffer.bytes.into())?;
         let (first, end) = (buffer.gpa.div_ceil(PAGE_BYTES), end / PAGE_BYTES);
@@ -149,7 +149,7 @@ impl Balloon {
         self.has(first, pages).then_some((first, pages))
     }
 
-    /// What is free of what a chain reports, a portion of it. Says whether that was all.
+    /// Gives back the pages that a chain reports as free, a portion of them. Returns whether those were all.
     fn report(&mut self, work: &mut Work, outside: &mut dyn Outside) -> bool {
         // What is refused comes to nothing; it is counted as it is passed.
         let span = |(n, buffer): (usize, &Buffer)| {
@@ -177,7 +177,7 @@ impl Balloon {
         true
     }
 
-    /// Takes pages of a list into the balloon, a portion of them. Says whether that was all.
+    /// Takes pages of a list into the balloon, a portion of them. Returns whether that was all.
     fn inflate(&mut self, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
         let Some(buffer) = work.chain.buffers.get(work.at) else { return Ok(true) };
         let count = ((u64::from(buffer.bytes) - work.done) as usize / NUMBER).min(LISTED_AT_ONCE);
@@ -230,7 +230,8 @@ impl Balloon {
         work.at = work.chain.buffers.len();
     }
 
-    /// Does a portion of what is begun of a queue. Says whether that was all. To do it again when it was is nothing.
+    /// Does a portion of the work that is begun for a queue. Returns whether that was all. Another call after that does
+    /// nothing.
     fn work(&mut self, at: usize, work: &mut Work, outside: &mut dyn Outside) -> Result<bool, Trouble> {
         match at {
             INFLATE => return self.inflate(work, outside),
@@ -266,7 +267,7 @@ impl Backend for Balloon {
         }
     }
 
-    /// One chain is taken at most, and pages are given back once.
+    /// Takes one chain at most, and gives pages back once.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let Some(queue) = queues.ready(at) else { return Ok(Progress::Idle) };
         let begun = match self.works[at].take() {
@@ -306,7 +307,8 @@ impl Backend for Balloon {
         Ok(OwnState::Balloon { target: self.target, actual: self.actual })
     }
 
-    /// Whoever has notified does so again, and pages that were given back can be again.
+    /// Returns the number of chains to begin anew: a driver that has notified does so again, and pages that were given
+    /// back can be given back again.
     fn begun(&self, at: usize) -> u16 {
         self.works[at].is_some().into()
     }

@@ -1,19 +1,20 @@
 //! A disk (chapter 5.2), behind which is one of the host's ([`crate::backend::disks`]).
 //!
-//! A request is cut into *parts*, each of which the host's device does at once. What is written is [`lent`] to it; what is read goes
-//! through units of the port's buffer, from where it is copied when it has landed, and so does what cannot be lent. Nobody waits: a
-//! notification begins what it can, and the host's interrupt goes on, in portions, with what has landed and with what had no room. Guest
-//! memory that is not there, since it is paged out, is asked for again a moment later.
+//! A request is cut into *parts*, each of which the host's device does at once. Data of writes is [`lent`] to it. Data
+//! of reads goes through units of the port's buffer, and is copied from there when it has landed; so does data that
+//! cannot be lent. No vCPU waits: a notification begins as many parts as it can, and the host's interrupt continues, in
+//! portions, with parts that have landed and with parts that had no room. Guest memory that is not there, since it is
+//! paged out, is asked for again a moment later.
 //!
-//! Requests are taken apart as the driver has put them together, at whatever borders: what the device reads begins with the
-//! header, what it writes ends with the status.
+//! Requests are taken apart as the driver has put them together, at whatever borders: the bytes that the device reads
+//! begin with the header, those that it writes end with the status.
 //!
-//! There are as many queues as the guest has harts, so that each has its own to fill; they are one disk's all the same, and what they bring
-//! is worked on together. The next request is taken from each in turn, as long as there is room for one, so no queue keeps another waiting
-//! for longer than a request.
+//! There are as many queues as the guest has harts, so that each has its own to fill. They belong to one disk, and
+//! their requests are worked on together. The next request is taken from each in turn, as long as there is room for
+//! one, so no queue keeps another waiting for longer than a request.
 //!
-//! What is to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the work. A request says
-//! so in one *segment*.
+//! A range to be discarded or zeroed is one part whatever its length: there is no data, and the host's device has the
+//! work. The request names it in one *segment*.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::gather::Gathering;
@@ -68,31 +69,31 @@ const MOST_QUEUES: usize = u8::BITS as usize;
 /// Requests that are worked on at a time, of all queues.
 const MOST_WORKS: usize = USUAL;
 
-/// What a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
+/// The most that a portion may cost, in bytes that are copied: 64 of them take some 20 instructions.
 const PORTION: usize = 256 << 10;
 
 /// The device.
 #[derive(Debug)]
 pub struct Block {
     port: Arc<Mutex<Port>>,
-    /// What the guest is told as the disk's name.
+    /// The disk's name, as the guest is told.
     name: [u8; NAME],
-    /// How many queues it has.
+    /// The number of queues.
     queues: usize,
     /// Queues (by bit) in which there may be requests of which the driver need not notify: it was not asked to since they were last seen empty.
     open: u8,
-    /// Those of them in which there was none, in this portion.
+    /// The number of them that were found empty in this portion.
     empty: u8,
-    /// Where the search for the next request begins.
+    /// The queue at which the search for the next request begins.
     turn: usize,
     works: Vec<Option<Work>>,
-    /// What a next one may be put into: it has room for a chain.
+    /// Works to be used again: each has room for a chain.
     spare: Vec<Work>,
     /// The one of which something is still to be begun.
     asking: Option<usize>,
     /// The part of that one which has units, and is not begun.
     filling: Option<Part>,
-    /// Whether one was taken in this portion.
+    /// Set if a request was taken in this portion.
     has_taken: bool,
     gathering: Gathering,
     /// Parts in flight, by tag.
@@ -104,8 +105,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// One whose guest is told that name, of which it hears 20 bytes, and has so many harts: the disk has a queue for each, up to 8. There
-    /// are so many ticks in a second.
+    /// Makes a disk. The guest is told `name`, of which it hears 20 bytes, and has `harts` harts: the disk has a queue
+    /// for each, up to 8. `timebase` is in ticks a second.
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, name: &str, harts: u32, timebase: u64) -> Self {
         let mut bytes = [0; NAME];
@@ -130,7 +131,7 @@ impl Block {
         }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -141,7 +142,7 @@ impl Block {
         work
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(
         &mut self,
         port: &mut Port,
@@ -178,7 +179,7 @@ impl Block {
         }
     }
 
-    /// The queue that may have the next request: of those not known to be empty, each in turn.
+    /// Returns the queue that may have the next request: of those not known to be empty, each in turn.
     fn next_queue(&self) -> Option<usize> {
         let left = (self.open & !self.empty).rotate_right(self.turn as u32);
         (left != 0).then(|| (self.turn + left.trailing_zeros() as usize) % MOST_QUEUES)
@@ -218,8 +219,9 @@ impl Block {
         Ok(())
     }
 
-    /// There are no requests now. As long as they come, by whichever queue, and several are looked after at once, the queues are looked at a
-    /// moment later, whether the driver notifies or not; so it need not. Else it is asked to, queue by queue.
+    /// Handles the lack of requests. As long as they come, by whichever queue, and several are served at once, the
+    /// queues are looked at a moment later, whether the driver notifies or not; so it need not. Else it is asked to,
+    /// queue by queue.
     fn rest(
         &mut self,
         port: &Port,
@@ -247,7 +249,7 @@ impl Block {
         Ok(())
     }
 
-    /// Begins what there is to be begun of a request: reads its header, or begins a part.
+    /// Begins the next step of a request: reads its header, or begins a part.
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
         let Request { operation, sector, bytes } = request;
@@ -296,7 +298,7 @@ impl Block {
         Ok(())
     }
 
-    /// A part was begun.
+    /// Notes that a part was begun.
     fn began(&mut self, tag: usize, part: Part) {
         self.counts.parts += 1;
         self.parts[tag] = Some(part);
@@ -305,7 +307,7 @@ impl Block {
         work.begun += part.bytes as u64;
     }
 
-    /// The next part of a request, with units for it, if there are any.
+    /// Cuts the next part of a request, with units for it, if there are any.
     fn cut(&self, at: usize, request: &Request, port: &mut Port) -> Option<Part> {
         let offset = self.works[at].as_ref().map_or(0, |work| work.begun);
         let left = usize::try_from(request.bytes - offset).unwrap_or(usize::MAX);
@@ -316,7 +318,7 @@ impl Block {
         Some(Part { work: at, offset, bytes: left.min(units.bytes()), units, copied: 0, is_lent: false })
     }
 
-    /// Looks after the end of a part that the host's device has finished.
+    /// Handles the end of a part that the host's device has finished.
     fn land(
         &mut self,
         (tag, is_done): (usize, bool),
@@ -345,7 +347,7 @@ impl Block {
         Ok(())
     }
 
-    /// Nothing more is to be begun of a request.
+    /// Notes that nothing more is to be begun of a request.
     fn is_asked(&mut self, at: usize) {
         self.asking = None;
         self.work(at).is_asked = true;
@@ -360,7 +362,7 @@ impl Block {
         }
     }
 
-    /// Gives a request back that is over. Where its queue was stopped, there is nobody to have it.
+    /// Gives a finished request back, unless its queue was stopped.
     fn give_back(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let work = self.work(at);
         let Some(queue) = work.queue.and_then(|queue| queues.ready(queue)) else {
@@ -381,7 +383,7 @@ impl Block {
         Ok(())
     }
 
-    /// Reads the header of a request, and checks what it asks for. What is answered at once is over then.
+    /// Reads and checks the header of a request. A request that is answered at once is over then.
     fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let name = self.name;
         let work = self.work(at);
@@ -436,7 +438,7 @@ impl Block {
         self.is_asked(at);
     }
 
-    /// Does a portion of what there is to be done, for all queues together.
+    /// Does a portion of the work, for all queues together.
     fn go_on(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let port = Arc::clone(&self.port);
         let mut port = port.lock();
@@ -475,7 +477,7 @@ impl Backend for Block {
         self.go_on(queues, outside)
     }
 
-    /// What the host's device is doing it does. Nothing more is begun, and nothing is copied.
+    /// Stops a queue. The host's device finishes the parts in flight; nothing more is begun, and nothing is copied.
     fn stop(&mut self, at: usize) {
         self.open &= !(1 << at);
         for work in self.works.iter_mut().flatten().filter(|work| work.queue == Some(at)) {
@@ -514,7 +516,8 @@ impl Backend for Block {
         self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
-    /// A write that was begun may have been done, and one that is done twice may come after a newer one: so none is begun anew.
+    /// Saves the state, unless requests are open. A write that was begun may have been done, and one that is done twice
+    /// may come after a newer one: so none is begun anew.
     fn save(&self) -> Result<OwnState, Unsaved> {
         let is_busy = self.works.iter().any(Option::is_some) || self.port.lock().has_strangers();
         if is_busy { Err(Unsaved::Busy) } else { Ok(OwnState::Nothing) }
@@ -524,7 +527,7 @@ impl Backend for Block {
         0
     }
 
-    /// Any queue may have requests that were not taken.
+    /// Restores the disk: any queue may have requests that were not taken.
     fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
         self.open = if is_live { u8::MAX >> (MOST_QUEUES - self.queues) } else { 0 };
         if *own == OwnState::Nothing { Ok(()) } else { Err(Wild::OTHER) }

@@ -1,4 +1,5 @@
-//! What is in a chain's buffers. They are cut at whatever borders the driver likes: whoever reads or writes counts from their start.
+//! The data in a chain's buffers. They are cut at whatever borders the driver likes: reads and writes count from their
+//! start.
 
 use super::portion::{Budget, Stop};
 use super::queue::{Buffer, Chain, Trouble};
@@ -6,7 +7,8 @@ use crate::device::interface::{Outside, Unreached};
 use core::ops::Range;
 use rv::PAGE_BYTES;
 
-/// What comes of an access to guest memory: whether there is any. Where it is not there yet, the same is done again.
+/// Converts the result of an access to guest memory: `true` if there is memory, `false` if there is none. If memory is
+/// not present yet, the operation is done again.
 fn reached(access: Result<(), Unreached>) -> Result<bool, Trouble> {
     match access {
         Ok(()) => Ok(true),
@@ -20,13 +22,13 @@ impl Chain {
         self.buffers.iter().filter(move |buffer| buffer.is_written == is_written)
     }
 
-    /// Bytes of the buffers that the device writes, or of those that it reads.
+    /// Returns the bytes of the buffers that the device writes, or of those that it reads.
     pub(super) fn room(&self, is_written: bool) -> u64 {
         self.of_kind(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
     }
 
-    /// The places, address and bytes (1 or more), of what is `offset` behind the start of the buffers that the device writes, or of those
-    /// that it reads: no more than `most` bytes.
+    /// Returns the places, address and bytes (1 or more), at `offset` of the buffers that the device writes, or of
+    /// those that it reads: no more than `most` bytes.
     pub(super) fn places(
         &self,
         (is_written, mut offset): (bool, u64),
@@ -42,8 +44,9 @@ impl Chain {
         })
     }
 
-    /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by pieces that lie
-    /// together, within a page: says where each is. Says whether there is room for all, and memory.
+    /// Goes through `bytes` of what is `offset` behind the start of those buffers, from the one of number `done` on, by
+    /// pieces that lie together, within a page: passes on the address of each. Returns whether there is room for all,
+    /// and memory.
     fn go_through<E>(
         &self,
         (is_written, offset): (bool, u64),
@@ -65,9 +68,9 @@ impl Chain {
         Ok(*done == bytes)
     }
 
-    /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device writes; or to them from
-    /// those that it reads. Stops when the budget is spent, or memory is not there yet: then the same goes on where it was. Says whether
-    /// there is room for all, and memory.
+    /// Copies `bytes`, from number `done` on, to what is `offset` behind the start of the buffers that the device
+    /// writes; or to them from those that it reads. Stops when the budget is spent, or memory is not there yet: then
+    /// another call continues from there. Returns whether there is room for all, and memory.
     pub(super) fn copy(
         &self,
         place: (bool, u64),
@@ -82,13 +85,12 @@ impl Chain {
         })
     }
 
-    /// Writes a few bytes to what is `offset` behind the start of the buffers that the device writes. Says whether there is room,
-    /// and memory.
+    /// Writes a few bytes at `offset` of the buffers that the device writes. Returns whether there is room, and memory.
     pub(super) fn tell(&self, offset: u64, bytes: &[u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
         self.go_through((true, offset), (bytes.len(), &mut 0), |gpa, at| reached(outside.write(gpa, &bytes[at])))
     }
 
-    /// Reads bytes from what is `offset` behind the start of the buffers that the device reads. Says whether there are so many, and memory.
+    /// Reads bytes at `offset` of the buffers that the device reads. Returns whether there are so many, and memory.
     pub(super) fn hear_some(&self, offset: u64, bytes: &mut [u8], outside: &mut dyn Outside) -> Result<bool, Trouble> {
         let place = (false, offset);
         self.go_through(place, (bytes.len(), &mut 0), |gpa, at| reached(outside.read(gpa, &mut bytes[at])))

@@ -1,13 +1,13 @@
-//! A console (chapter 5.3), and ports. Port 0 is the VM's console, as the UART is: what the driver sends is printed there, and it is given
-//! what is typed there. A device with other ports has names for them ([`port`]), and may have no console.
+//! A console (chapter 5.3), and ports. Port 0 is the VM's console, like the UART: the driver's data is printed there,
+//! and the driver gets the input. A device with other ports has names for them ([`port`]), and may have no console.
 //!
-//! What is typed comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls of the SBI. This device
-//! takes it from there as soon as its driver has a buffer for it, and has shown that it is there for it: it has opened the port, or where it
-//! knows of one port only, printed something. (Linux's driver offers buffers before that, and throws away what comes in them.) So nothing is
-//! typed for the wrong one, and whoever types waits as ever.
+//! Input comes to the UART's backlog, whichever driver the guest has: firmware reads it there, and so do calls of the
+//! SBI. This device takes it from there as soon as its driver has a buffer for it, and has shown that it handles input:
+//! it has opened the port, or, if it knows of one port only, printed something. (Linux's driver offers buffers before
+//! that, and throws away what comes in them.) So no input goes to the wrong driver, and the sender waits as before.
 //!
-//! What is to be printed is copied a piece at a time. Where the console has no room for it, the driver has its buffer back later: it waits, as
-//! with a UART that is full, and its vCPU does not.
+//! Output is copied a piece at a time. If the console has no room for it, the driver gets its buffer back later: it
+//! waits, as with a UART that is full, and its vCPU does not.
 
 mod control;
 mod port;
@@ -34,13 +34,13 @@ use core::iter::once;
 use port::Port;
 pub use port::PortCounts;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
 /// Bytes that are printed at once, or given to the driver.
 const PIECE: usize = 1 << 10;
-/// What it costs to print so many: some of them, or of others, go to the host's UART at once.
+/// The cost of printing a piece: some of its bytes, or others, go to the host's UART at once.
 const PRINT: usize = PORTION / 2;
-/// How often within a second a hart prints for a guest that it does not run.
+/// The number of times in a second that a hart prints for a guest that it does not run.
 const SELDOM: u64 = 1000;
 /// The number of the console's port.
 const CONSOLE: usize = 0;
@@ -57,7 +57,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     alloc::vec![Box::new(Mmio::new(AT.0, AT.1, Console::new(offer.timebase, first, &config.ports)))]
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Bytes that the guest has printed.
@@ -66,34 +66,34 @@ pub struct Counts {
     pub bytes_in: u64,
     /// Buffers that came back as they were, since there is no room in them, or no memory.
     pub refused: u64,
-    /// The same of ports that have names.
+    /// The counts of ports that have names.
     pub ports: PortCounts,
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 3] {
         [("console.bytes_out", self.bytes_out), ("console.bytes_in", self.bytes_in), ("console.refused", self.refused)]
     }
 }
 
-/// Who is at port 0.
+/// The use of port 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum First {
     /// The VM's console.
     Console,
-    /// Nobody: there is no such port, for drivers that know of others.
+    /// None: there is no such port, for drivers that know of others.
     Nobody,
 }
 
-/// What a queue is for.
+/// The purpose of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Use {
-    /// What is typed, or what is printed.
+    /// Input or output of the console.
     Console,
-    /// What is said of ports.
+    /// Messages about ports.
     Control,
-    /// What is for that port of those that have names, from 0, or comes from it.
+    /// Data for or from that port of those that have names, from 0.
     Port(usize),
 }
 
@@ -107,7 +107,7 @@ impl Use {
     }
 }
 
-/// Whether the driver sends by that queue. It receives by the others.
+/// Returns whether the driver sends by that queue. It receives by the others.
 const fn is_sent_by(queue: usize) -> bool {
     queue % 2 == 1
 }
@@ -117,15 +117,15 @@ const fn is_sent_by(queue: usize) -> bool {
 pub struct Console {
     /// A while after which a hart looks again after what a guest sends that it does not run, in ticks.
     seldom: u64,
-    /// Whether port 0 is the VM's console; else nobody is there.
+    /// Set if port 0 is the VM's console; else it is unused.
     is_console: bool,
-    /// What the driver prints, and how many bytes of it were printed.
+    /// The chain that the driver prints, and the number of its bytes that were printed.
     sending: Option<(Chain, u64)>,
-    /// How many bytes of the next one were, before the VM was saved.
+    /// The number of bytes of the next chain that were printed before the VM was saved.
     ahead: u32,
-    /// Whether the driver has printed something.
+    /// Set if the driver has printed something.
     has_sent: bool,
-    /// Where the next bytes go that were typed.
+    /// The chain for the next input.
     receiving: Option<Chain>,
     /// The ports that have names.
     ports: Vec<Port>,
@@ -136,7 +136,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// One on a machine whose clock counts so many times a second, with ports of these names, [`MAX_PORTS`] at most.
+    /// Makes a console on a machine with `timebase` ticks a second, with ports of these names, [`MAX_PORTS`] at most.
     #[must_use]
     pub fn new(timebase: u64, first: First, names: &[String]) -> Self {
         let names = &names[..names.len().min(MAX_PORTS)];
@@ -157,26 +157,27 @@ impl Console {
         }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whether there are ports that have names.
+    /// Returns whether there are ports that have names.
     #[must_use]
     pub const fn has_ports(&self) -> bool {
         !self.ports.is_empty()
     }
 
-    /// Whether the console's driver is there for what is typed.
+    /// Returns whether the console's driver is ready for input.
     const fn is_listening(&self) -> bool {
         let known = self.control.known(CONSOLE);
         self.is_console && if known.is_ready { known.is_open } else { self.has_sent }
     }
 
-    /// There is more to be done: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: the buffers in a
-    /// queue may be any number of gigabytes, and a console that is not shown takes them all.
+    /// Asks for a moment to do more work: soon, if this hart runs the guest. Another hart, whose own guest pays for it,
+    /// does it seldom: the buffers in a queue may be any number of gigabytes, and a console that is not shown takes
+    /// them all.
     fn again(&self, outside: &mut dyn Outside) {
         if outside.is_own() {
             outside.soon();
@@ -246,7 +247,7 @@ impl Console {
         Ok(())
     }
 
-    /// Does one thing for a queue. What was typed has its own way ([`Mmio::take_input`]).
+    /// Does one step for a queue. Input has its own way ([`Mmio::take_input`]).
     fn step(
         &mut self,
         at: usize,
@@ -275,7 +276,8 @@ impl Console {
         }
     }
 
-    /// Does a portion of what there is to be done for some queues, one after the other, from one on. Says by which of them it was spent.
+    /// Does a portion of the work for some queues, one after the other, from one on. Returns the queue by which the
+    /// portion was spent.
     fn serve(
         &mut self,
         all: impl Iterator<Item = usize>,
@@ -298,7 +300,7 @@ impl Console {
         if is_later { Err(Trouble::Later) } else { Ok(None) }
     }
 
-    /// What comes of a portion: who has not made the guest wait goes on with it later.
+    /// Returns the progress after a portion: a device that has not made the guest wait continues later.
     fn progress(&self, spent: Option<usize>, outside: &mut dyn Outside) -> Progress {
         match spent {
             None => Progress::Idle,
@@ -310,7 +312,7 @@ impl Console {
         }
     }
 
-    /// Something has happened at a port: a portion for what is said of ports, and for that one.
+    /// Does a portion for messages about ports, and for a port at which something has happened.
     fn attend(&mut self, port: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let own = 2 * (port + 2);
         let spent = self.serve([CONTROL_RECEIVE, own, own + 1].into_iter(), queues, outside)?;
@@ -333,8 +335,8 @@ impl Mmio<Console> {
         }
     }
 
-    /// Whoever is connected to a port says something, and hears what there is; `None` if there is no such port. Without an `outside` the
-    /// guest stands still, and sees nothing of it.
+    /// Exchanges data with the program that is connected to a port: takes what it says, and returns what there is to
+    /// hear; `None` if there is no such port. Without an `outside` the guest stands still, and sees nothing of it.
     pub fn exchange(&mut self, port: usize, said: &Exchange, outside: Option<&mut dyn Outside>) -> Option<Heard> {
         let console = self.backend_mut();
         if console.ports.get_mut(port)?.hear(said) {
@@ -347,7 +349,7 @@ impl Mmio<Console> {
         Some(console.ports.get(port)?.heard(said, console.control.known(port + 1).is_open))
     }
 
-    /// A connection is over; `None` if there is no such port.
+    /// Ends a connection; `None` if there is no such port.
     pub fn close(&mut self, port: usize, connection: u32, outside: Option<&mut dyn Outside>) -> Option<()> {
         let console = self.backend_mut();
         let at = console.ports.get_mut(port)?;
@@ -362,7 +364,7 @@ impl Mmio<Console> {
     }
 }
 
-/// It does not say how large the console is, which nobody knows.
+/// The configuration does not say how large the console is, because that is unknown.
 impl Backend for Console {
     const ID: u32 = 3;
     const GOES_ON: bool = true;
@@ -384,8 +386,8 @@ impl Backend for Console {
         read_bytes(&config, offset, width)
     }
 
-    /// Of buffers for what is typed is seen to when there is something ([`Mmio::take_input`]). What the driver says of ports is answered at
-    /// once, and one that it has opened has what waits for it.
+    /// Serves a queue. Buffers for input are used when there is input ([`Mmio::take_input`]). The driver's messages
+    /// about ports are answered at once, and a port that it has opened has the data that waits for it.
     fn notified(&mut self, at: usize, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let spent = if at == CONTROL_TRANSMIT {
             let received = (CONTROL_RECEIVE..self.queues()).step_by(2);
@@ -396,7 +398,7 @@ impl Backend for Console {
         Ok(self.progress(spent, outside))
     }
 
-    /// All queues have one portion, and each is the first in its turn.
+    /// Does one portion for all queues, each of which is the first in its turn.
     fn moment(&mut self, queues: &mut Queues, outside: &mut dyn Outside) -> Result<Progress, Trouble> {
         let (count, first) = (self.queues(), self.first);
         let spent = self.serve((0..count).map(|n| (first + n) % count), queues, outside)?;
@@ -413,7 +415,7 @@ impl Backend for Console {
         }
     }
 
-    /// What has been printed has been printed. Whoever is connected stays so.
+    /// Resets the device. Output that was printed stays printed, and connections stay open.
     fn reset(&mut self) {
         (self.sending, self.ahead, self.receiving, self.has_sent) = (None, 0, None, false);
         self.ports.iter_mut().for_each(|port| [true, false].into_iter().for_each(|is_sent| port.stop(is_sent)));

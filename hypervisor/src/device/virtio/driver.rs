@@ -19,44 +19,44 @@ pub(super) const ENTRIES: u16 = 64;
 pub(super) struct Driver<B: Backend> {
     pub(super) device: Mmio<B>,
     pub(super) world: World,
-    /// How many chains were made available, in the queue that is meant.
+    /// The number of chains that were made available, in the chosen queue.
     pub(super) available: u16,
-    /// How many of those that came back were looked at.
+    /// The number of chains that came back and were looked at.
     pub(super) seen: u16,
     /// The queue that is meant: the first one, unless another was chosen.
     queue: usize,
     /// By queue: those counts, while another one is meant.
     others: Vec<(u16, u16)>,
-    /// Where the rings of the second queue are, and behind them those of the others, a page each.
+    /// The address of the rings of the second queue; those of the others follow, a page each.
     more: u64,
 }
 
 impl<B: Backend> Driver<B> {
-    /// One with so much RAM.
+    /// Makes a driver with `ram` bytes of RAM.
     pub(super) fn new(device: Mmio<B>, ram: usize) -> Self {
         let world = World { ram: vec![0; ram], ..World::default() };
         Self { device, world, available: 0, seen: 0, queue: 0, others: vec![(0, 0)], more: 0 }
     }
 
-    /// The same, with so many queues: there is a page for each but the first behind the rest of RAM.
+    /// Makes a driver with `queues` queues: each but the first has a page behind the rest of RAM.
     pub(super) fn with_queues(device: Mmio<B>, ram: usize, queues: usize) -> Self {
         let others = vec![(0, 0); queues];
         Self { others, more: RAM + ram as u64, ..Self::new(device, ram + 0x1000 * (queues - 1)) }
     }
 
-    /// From now on that queue is meant.
+    /// Chooses a queue: later calls are about it.
     pub(super) fn choose(&mut self, queue: usize) {
         self.others[self.queue] = (self.available, self.seen);
         self.queue = queue;
         (self.available, self.seen) = self.others[queue];
     }
 
-    /// The queue that is meant.
+    /// Returns the chosen queue.
     pub(super) const fn chosen(&self) -> usize {
         self.queue
     }
 
-    /// What is at that place of the first queue's page, as the one that is meant has it.
+    /// Returns the address in the chosen queue's page that corresponds to one in the first queue's.
     pub(super) const fn ring(&self, of_first: u64) -> u64 {
         match self.queue {
             0 => of_first,
@@ -72,7 +72,7 @@ impl<B: Backend> Driver<B> {
         self.device.load(offset, width, &mut self.world)
     }
 
-    /// The device goes on.
+    /// Gives the device a moment.
     pub(super) fn moment(&mut self) {
         self.device.moment(&mut self.world);
     }
@@ -108,7 +108,7 @@ impl<B: Backend> Driver<B> {
         self.world.ram[start..start + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The same at a place of the first queue's page, as the one that is meant has it.
+    /// Writes bytes to the chosen queue's page, at the place that corresponds to one in the first queue's.
     pub(super) fn poke_ring(&mut self, of_first: u64, bytes: &[u8]) {
         self.poke(self.ring(of_first), bytes);
     }
@@ -132,7 +132,7 @@ impl<B: Backend> Driver<B> {
         self.poke_ring(DRIVER + 2, &self.available.to_le_bytes());
     }
 
-    /// What has come back since: by place, with how many bytes.
+    /// Returns the chains that have come back since: by place, with the number of bytes.
     pub(super) fn used(&mut self) -> Vec<(usize, u32)> {
         let mut all = Vec::new();
         let index = self.bytes(self.ring(DEVICE + 2), 2).try_into().map(u16::from_le_bytes).expect("two bytes");

@@ -1,10 +1,12 @@
-//! Whether requests are looked after one by one, or several at once, a moment later ([`Outside::soon`](crate::device::interface::Outside::soon)).
+//! The choice between serving requests one by one, and serving several at once, a moment later
+//! ([`Outside::soon`](crate::device::interface::Outside::soon)).
 //!
-//! A request may be a disk's, or a frame that a network card is to send. What it costs beside its data are exits: a notification, the
-//! host's interrupt, and five for the guest's interrupt (it asks the interrupt controller which one that is, and once more whether there
-//! is another; it asks the device, and answers both). Several requests at once share them. But who waits for each request before it makes the next one waits a moment more for each. What a
-//! guest does cannot be seen: a fast device has answered each request before the next one comes, whoever waits or not. So both ways are
-//! tried, and the one is taken that carries more requests in the same time:
+//! A request may be a disk's, or a frame that a network card is to send. Its cost beside its data are exits: a
+//! notification, the host's interrupt, and five for the guest's interrupt (it asks the interrupt controller which one
+//! that is, and once more whether there is another; it asks the device, and answers both). Several requests at once
+//! share them. But a guest that waits for each request before it makes the next one waits a moment more for each. A
+//! guest's way cannot be seen: a fast device has answered each request before the next one comes, whether the guest
+//! waits or not. So both ways are tried, and the one is taken that carries more requests in the same time:
 //!
 //! ```text
 //!            one by one, SPAN requests: their time ────► several at once, SPAN requests ──── took less ──┐
@@ -12,8 +14,8 @@
 //!                  └────── took as long: not for a while ───┘             └──────────────────────────────┘
 //! ```
 //!
-//! Either may take long by chance, since the machine has something else to do: the shortest of some spans one by one counts, and two
-//! spans in a row of several at once.
+//! Either may take long by chance, since the machine has something else to do: the shortest of some spans one by one
+//! counts, and two spans in a row of several at once.
 
 /// Requests whose time is taken.
 const SPAN: u32 = 64;
@@ -31,19 +33,19 @@ enum Way {
     Several(u32),
 }
 
-/// What a device knows of its driver's requests.
+/// The measurements of a driver's requests.
 #[derive(Clone, Debug)]
 pub(super) struct Gathering {
     way: Way,
-    /// When the present span began, in the host's ticks; nothing before the first request.
+    /// The time when the present span began, in the host's ticks; `None` before the first request.
     since: Option<u64>,
     /// Requests in it.
     count: u32,
     /// The least that a span took since requests are single, or were last, in ticks.
     single: u64,
-    /// For how many spans they are after the next failure.
+    /// The number of spans for which requests are single after the next failure.
     patience: u32,
-    /// Whether the last span of several at once took as long. That may be by chance; two of them are not.
+    /// Set if the last span of several at once took as long. That may be by chance; two of them are not.
     is_doubtful: bool,
 }
 
@@ -58,12 +60,12 @@ impl Gathering {
     /// For as short as may be; nothing is known of what they take.
     const SINGLE: (Way, u64) = (Way::Single(LEAST_PATIENCE - 1), u64::MAX);
 
-    /// Whether several requests are to be looked after at once.
+    /// Returns whether several requests are to be served at once.
     pub(super) const fn is_on(&self) -> bool {
         matches!(self.way, Way::Several(_))
     }
 
-    /// A request was taken, at `now` in ticks.
+    /// Notes that a request was taken, at `now` in ticks.
     pub(super) fn took(&mut self, now: u64) {
         let took = now.saturating_sub(*self.since.get_or_insert(now));
         self.count += 1;
@@ -101,11 +103,11 @@ impl Gathering {
 mod tests {
     use super::*;
 
-    /// How much later several requests are looked after, in ticks.
+    /// The delay after which several requests are served, in ticks.
     const MOMENT: u64 = 1000;
 
-    /// A driver that makes so many requests at once, each of which costs its guest `work` ticks, and `exits` more if it is looked after by
-    /// itself. Returns what `count` requests took.
+    /// Runs a driver that makes so many requests at once, each of which costs its guest `work` ticks, and `exits` more
+    /// if it is served by itself. Returns the time that `count` requests took.
     fn drive(gathering: &mut Gathering, (depth, work, exits): (u64, u64, u64), now: &mut u64, count: u64) -> u64 {
         let start = *now;
         let mut done = 0;

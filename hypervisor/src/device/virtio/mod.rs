@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `queue` | the device's side of a split virtqueue: what the driver offers is copied once, then checked |
 //! | `queues` | those of a device, as the driver sets them up |
-//! | `backend` | what a device is to its transport |
+//! | `backend` | the interface between a device and its transport |
 //! | `transport` | the registers: features, status, queues, interrupts, configuration |
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
@@ -12,17 +12,18 @@
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
-//! | `gather` | whether a disk's requests, or what a card sends, are looked after one by one or several at once |
-//! | `chain`, `portion`, `pace` | what devices have in common: a chain's buffers, work in portions, how much of it where another guest runs |
-//! | `wire` | what drivers and devices say to each other |
+//! | `gather` | the choice between serving a disk's requests, or a card's frames, one by one or several at once |
+//! | `chain`, `portion`, `pace` | the common parts of devices: a chain's buffers, work in portions, its pace where another guest runs |
+//! | `wire` | the formats that drivers and devices share |
 //!
-//! Nothing here believes a guest. What is wrong with a ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. What is
-//! wrong with a buffer is that buffer's affair: it is handed back, and counted.
+//! Nothing here believes a guest. A malformed ring ends in DEVICE_NEEDS_RESET: the driver is told, the VM goes on. A
+//! malformed buffer is handed back, and counted.
 //!
-//! A notification is answered at once, by the vCPU that makes it; what takes longer than an exit may is done in portions, between
-//! which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device takes nobody's time but its
-//! guest's, and nothing of it is left to be done for a guest that has gone. What a disk waits for is the host's: its interrupt goes on
-//! with that, in portions as well. What a network card is to give its guest comes from others: who sends it looks after that.
+//! A notification is answered at once, by the vCPU that makes it. Work that takes longer than an exit may is done in
+//! portions, between which the vCPU makes the same store again ([`Answer::Again`](super::Answer::Again)). So a device
+//! takes only its guest's time, and no work is left for a guest that has gone. A disk waits for the host's device: its
+//! interrupt continues the requests, in portions as well. A network card's incoming frames come from others: the sender
+//! delivers them.
 
 mod backend;
 pub mod balloon;

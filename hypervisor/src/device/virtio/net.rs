@@ -1,8 +1,9 @@
 //! A network card (chapter 5.1), which is plugged into the network of the run ([`crate::backend::network`]).
 //!
-//! What the driver sends is copied, header and all, into a frame of the card's own, and is looked at there. What comes for it is copied
-//! from others' frames into buffers that the driver has offered. Where it has offered none, frames wait, but not for long. Guest memory that
-//! is not there, since it is paged out, is asked for again a moment later: nobody waits for it, but frames that come after.
+//! A frame that the driver sends is copied, header and all, into a frame of the card's own, and is checked there.
+//! Frames for the guest are copied from others' frames into buffers that the driver has offered. If it has offered
+//! none, frames wait, but not for long. Guest memory that is not there, since it is paged out, is asked for again a
+//! moment later: only the frames that come after wait for it.
 //!
 //! All is plain: no checksum is left to the card, and no frame is longer than an Ethernet's.
 
@@ -26,14 +27,14 @@ use alloc::vec::Vec;
 
 /// Bytes of the configuration, as far as it is read: address and status.
 const CONFIG: usize = 8;
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
-/// What a frame costs beside, and each buffer of it.
+/// The cost of a frame beside its bytes, and of each of its buffers.
 const STEP: usize = 6 << 10;
 const BUFFER: usize = 512;
-/// And each member that it goes to.
+/// The cost of each member that a frame goes to.
 const MEMBER: usize = 512;
-/// As many frames in a portion are so many that more may come in a moment.
+/// The number of frames in a portion from which on more may come in a moment.
 const BUSY: usize = 4;
 
 /// The GPA and the PLIC source of the card, behind all disks.
@@ -45,7 +46,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     plug.into_iter().map(|plug| Box::new(Mmio::new(AT.0, AT.1, Net::new(plug))) as _).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Frames that the guest has sent.
@@ -56,16 +57,16 @@ pub struct Counts {
     pub frames_in: u64,
     /// Their bytes.
     pub bytes_in: u64,
-    /// Of what it has sent, that which is no frame: too short, too long, or nowhere.
+    /// The number of frames sent that are none: too short, too long, or nowhere.
     pub refused: u64,
-    /// Frames that it has sent in the name of a group, or of somebody else.
+    /// Frames that the guest has sent with the address of a group, or of another member, as their source.
     pub forged: u64,
     /// Frames for which it had offered a buffer that was too short, or nowhere.
     pub unfit: u64,
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 7] {
         [
             ("net.frames_out", self.frames_out),
@@ -79,12 +80,12 @@ impl Counts {
     }
 }
 
-/// How far the device is with what the driver sends.
+/// The stage of the frame that the driver sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// It is still to be copied into that frame.
+    /// The frame is still to be copied into that frame of the card's.
     Copy(usize),
-    /// It is there, and is to be sent.
+    /// The frame is copied, and is to be sent.
     Send(usize),
     /// The driver is to have its buffers back.
     Give,
@@ -96,20 +97,20 @@ pub struct Net {
     plug: Plug,
     /// Its frames, made as they are needed. Those that others have still are not to be touched.
     frames: Vec<Arc<Frame>>,
-    /// Where the search for a free one begins.
+    /// The index at which the search for a free frame begins.
     next: usize,
-    /// What the driver sends.
+    /// The chain that the driver sends.
     sending: Option<(Chain, Stage)>,
-    /// Where the next frame goes that comes.
+    /// The chain for the next frame that comes.
     receiving: Option<Chain>,
-    /// What a next chain may be put into: it has room for buffers.
+    /// Chains to be used again: each has room for buffers.
     spare: Vec<Chain>,
-    /// Whether several frames are sent at once, a moment later.
+    /// The choice whether several frames are sent at once, a moment later.
     gathering: Gathering,
     counts: Counts,
 }
 
-/// What it costs to copy so many bytes from or to a chain's buffers, and all that comes with it.
+/// Returns the cost of copying so many bytes from or to a chain's buffers, with everything beside.
 fn cost(chain: &Chain, bytes: usize) -> usize {
     STEP + BUFFER * chain.buffers.len() + bytes
 }
@@ -147,20 +148,20 @@ fn scatter(chain: &Chain, bytes: &[u8], outside: &mut dyn Outside) -> Result<Opt
 }
 
 impl Net {
-    /// One that is plugged in there.
+    /// Makes a card with that plug.
     #[must_use]
     pub fn new(plug: Plug) -> Self {
         let (gathering, counts) = (Gathering::default(), Counts::default());
         Self { plug, frames: Vec::new(), next: 0, sending: None, receiving: None, spare: Vec::new(), gathering, counts }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Where it is plugged in.
+    /// Returns the card's plug.
     #[must_use]
     pub const fn plug(&self) -> &Plug {
         &self.plug
@@ -176,7 +177,7 @@ impl Net {
         Ok(None)
     }
 
-    /// A frame of its own that nobody else has any more.
+    /// Returns a frame of the card's own that is not in use any more.
     fn free_frame(&mut self, now: u64) -> Option<usize> {
         let found = self.find_frame();
         if found.is_some() {
@@ -198,8 +199,8 @@ impl Net {
         Some(at)
     }
 
-    /// There is more to send: in a moment, where the guest runs. Another hart, whose own guest pays for it, does it seldom: so nobody is
-    /// held up for long by one that sends all the time.
+    /// Asks for a moment to send more: soon, if this hart runs the guest. Another hart, whose own guest pays for it,
+    /// does it seldom: so a card that sends all the time delays no other guest for long.
     fn again(&self, outside: &mut dyn Outside) -> Progress {
         if outside.is_own() {
             outside.soon();
@@ -332,7 +333,7 @@ impl Backend for Net {
         }
     }
 
-    /// A frame that was sent is on its way all the same.
+    /// Stops a queue. A frame that was sent stays on its way.
     fn stop(&mut self, at: usize) {
         if at == TRANSMIT { self.sending = None } else { self.receiving = None }
     }
@@ -356,13 +357,14 @@ impl Backend for Net {
         Ok(OwnState::Nothing)
     }
 
-    /// A frame that has left already leaves twice, as may happen in any network.
+    /// Returns the number of chains to begin anew. A frame that has left already leaves twice, as may happen in any
+    /// network.
     fn begun(&self, at: usize) -> u16 {
         let is_begun = if at == TRANSMIT { self.sending.is_some() } else { self.receiving.is_some() };
         is_begun.into()
     }
 
-    /// Frames come for it from now on, if it has a driver.
+    /// Restores the card: frames come for it from now on, if it has a driver.
     fn restore(&mut self, own: &OwnState, is_live: bool) -> Result<(), Wild> {
         if *own != OwnState::Nothing {
             return Err(Wild::OTHER);

@@ -1,22 +1,22 @@
-//! How much a device does where another guest runs.
+//! The pace of a device on a hart that runs another guest.
 
 use super::backend::Progress;
 use super::portion::{self, Budget, Stop};
 use super::queue::Trouble;
 use crate::device::interface::Outside;
 
-/// The pace of a device: on a hart that runs another guest, it does the work of one portion in a millisecond, and asks for a moment later
-/// for what is left. Where its own guest runs, or nobody, it goes on as it can.
+/// The pace of a device: on a hart that runs another guest, it does the work of one portion in a millisecond, and asks
+/// for a moment later for what is left. On a hart that runs the device's own guest, or no guest, it has no limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Ticks in which a portion may be done.
     each: u64,
-    /// When what was done so far would have been done at that pace.
+    /// The time at which the work so far would be done at that pace.
     until: u64,
 }
 
 impl Pace {
-    /// That of a device on a machine with so many ticks in a second.
+    /// Makes the pace of a device on a machine with `timebase` ticks in a second.
     pub(super) const fn new(timebase: u64) -> Self {
         Self { each: timebase / 1000, until: 0 }
     }
@@ -37,7 +37,7 @@ impl Pace {
         progress
     }
 
-    /// Whether a portion may be done now. If not, there is a moment when it may.
+    /// Returns whether a portion may be done now. If not, asks for a moment when it may.
     fn may_go_on(&self, outside: &mut dyn Outside) -> bool {
         let from = self.until.saturating_sub(self.each);
         let may = outside.is_own() || outside.now() >= from;
@@ -47,7 +47,7 @@ impl Pace {
         may
     }
 
-    /// So much of a portion was done.
+    /// Notes that `spent` of a portion was done.
     fn has_done(&mut self, spent: usize, portion: usize, outside: &dyn Outside) {
         if !outside.is_own() {
             self.until = self.until.max(outside.now()) + self.each * spent as u64 / portion as u64;

@@ -7,27 +7,29 @@ use alloc::vec::Vec;
 use mmu::frames::Loan;
 use rv::PAGE_BYTES;
 
-/// What each step costs, in bytes that are copied for as much: to take a request, to begin one, to look after its end, to give it back.
+/// The cost of each step, in bytes that are copied for as much: to take a request, to begin one, to handle its end, to
+/// give it back.
 pub(super) const STEP: usize = 4 << 10;
 
-/// What an access to guest memory costs at least, however few bytes it is about: some 390 instructions.
+/// The least cost of an access to guest memory, however few bytes it is about: some 390 instructions.
 const ACCESS: usize = 5 << 8;
-/// What it costs to have a buffer in a chain: some 20 instructions.
+/// The cost of a buffer in a chain: some 20 instructions.
 const BUFFER: usize = 1 << 6;
-/// What it costs to lend a piece of guest memory: some 200.
+/// The cost of lending a piece of guest memory: some 200 instructions.
 const LENT: usize = 5 << 7;
 
-/// What it costs to count a frame as lent: some 20. Twice as much where it comes free when it is not any more.
+/// The cost of counting a frame as lent: some 20 instructions. Twice as much if the frame becomes free at the end of
+/// the loan.
 const FRAME: usize = 1 << 6;
-/// What it costs to fault a page in: some 2,500.
+/// The cost of faulting a page in: some 2,500 instructions.
 const FAULT: usize = 1 << 13;
 
-/// The frames that pieces are in, at most: each may begin and end within one.
+/// Returns the most frames that pieces can be in: each may begin and end within one.
 const fn frames(bytes: usize, pieces: usize) -> usize {
     bytes / PAGE_BYTES as usize + 2 * pieces
 }
 
-/// Why a device does not go on.
+/// The reason why a device stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
     /// There is nothing to be done until the driver or the host's device says something.
@@ -44,21 +46,21 @@ impl From<Trouble> for Stop {
     }
 }
 
-/// What is left of a portion, in bytes that are copied: 64 of them take some 20 instructions.
+/// The rest of a portion, in bytes that are copied: 64 of them take some 20 instructions.
 pub(super) struct Budget(usize);
 
 impl Budget {
-    /// That of a portion.
+    /// Makes the budget of a portion.
     pub(super) const fn new(portion: usize) -> Self {
         Self(portion)
     }
 
-    /// What is left.
+    /// Returns the rest.
     pub(super) const fn left(&self) -> usize {
         self.0
     }
 
-    /// Whether anything is left.
+    /// Checks that something is left.
     pub(super) fn check(&self) -> Result<(), Stop> {
         if self.0 == 0 { Err(Stop::Spent) } else { Ok(()) }
     }
@@ -75,7 +77,7 @@ impl Budget {
         self.0 = self.0.saturating_sub(cost);
     }
 
-    /// Pays for a copy. Where words are not aligned on both sides, each is made of two.
+    /// Pays for a copy. If words are not aligned on both sides, each is made of two.
     pub(super) fn pay_for_copy(&mut self, bytes: usize, is_aligned: bool) -> Result<(), Stop> {
         let cost = if is_aligned { bytes } else { 3 * bytes };
         self.pay(cost.max(ACCESS))
@@ -119,7 +121,7 @@ pub(super) fn go_on(portion: usize, step: impl FnMut(&mut Budget) -> Result<(), 
     go_on_with(&mut Budget::new(portion), step)
 }
 
-/// The same with what is left of a portion.
+/// Makes steps until one stops, or the rest of a portion is spent.
 pub(super) fn go_on_with(
     budget: &mut Budget,
     mut step: impl FnMut(&mut Budget) -> Result<(), Stop>,
@@ -134,7 +136,7 @@ pub(super) fn go_on_with(
     }
 }
 
-/// The first place of a list that is free, if it may have one.
+/// Returns the first free place of a list, which may grow to `most`.
 pub(super) fn free_place<T>(list: &mut Vec<Option<T>>, most: usize) -> Option<usize> {
     let free = list.iter().position(Option::is_none);
     free.or_else(|| {

@@ -27,10 +27,10 @@ const FEW: usize = 8;
 /// Bytes of a descriptor.
 const DESCRIPTOR: u64 = 16;
 
-/// Where the driver has put a queue.
+/// The place of a queue, as the driver has set it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Layout {
-    /// How many entries it has: a power of two, [`MOST`] at most.
+    /// The number of entries: a power of two, [`MOST`] at most.
     pub size: u16,
     /// GPA of the descriptor table.
     pub descriptors: u64,
@@ -41,7 +41,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Whether a queue can be like that. Whether there is memory is seen when it is used.
+    /// Returns whether a queue can be like that. Its memory is checked when it is used.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         let size = u64::from(self.size);
@@ -56,19 +56,19 @@ impl Layout {
 }
 
 impl Layout {
-    /// As a snapshot has it, if the queue is ready with those counts.
+    /// Returns the state for a snapshot: of a ready queue, with those counts.
     pub(super) const fn save(&self, ready: Option<[u16; 3]>) -> QueueState {
         let Self { size, descriptors, driver, device } = *self;
         QueueState { size, descriptors, driver, device, ready }
     }
 
-    /// From there.
+    /// Returns the layout of a saved queue.
     pub(super) const fn of(state: &QueueState) -> Self {
         Self { size: state.size, descriptors: state.descriptors, driver: state.driver, device: state.device }
     }
 }
 
-/// What both sides have agreed on.
+/// The features that both sides have agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Agreed {
     /// Tables of descriptors outside of the queue's own (`VIRTIO_F_INDIRECT_DESC`).
@@ -77,7 +77,7 @@ pub struct Agreed {
     pub event_index: bool,
 }
 
-/// What is wrong with a ring.
+/// The fault of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Malformed {
     /// There is no memory where it is.
@@ -94,10 +94,10 @@ pub enum Malformed {
     Table,
 }
 
-/// Why nothing comes of an operation on a ring. Nothing has happened then.
+/// The reason why an operation on a ring fails. Nothing has happened then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trouble {
-    /// What is wrong with it.
+    /// The ring is malformed.
     Malformed(Malformed),
     /// Its memory is not there yet: the same, made again, goes on.
     Later,
@@ -131,23 +131,23 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// A buffer. Nobody has looked yet whether there is memory.
+/// A buffer. It is not checked yet that there is memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Buffer {
-    /// Where it is.
+    /// The guest physical address.
     pub gpa: u64,
-    /// How long it is, in bytes.
+    /// The length in bytes.
     pub bytes: u32,
-    /// Whether the device is to write it; else it reads.
+    /// Set if the device is to write the buffer; else it reads.
     pub is_written: bool,
 }
 
-/// What the driver has made available at once: buffers to be read, then buffers to be written.
+/// The buffers that the driver has made available at once: buffers to be read, then buffers to be written.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Chain {
-    /// What names it.
+    /// The index of its first descriptor, which names the chain.
     head: u16,
-    /// How many descriptors were read for it, one by one: those of a table are one.
+    /// The number of descriptors that were read for it, one by one: those of a table are one.
     pub descriptors: usize,
     /// The buffers.
     pub buffers: Vec<Buffer>,
@@ -173,7 +173,7 @@ impl Descriptor {
         Self { buffer, flags, next: u16::from_le_bytes([n0, n1]) }
     }
 
-    /// Which one comes next.
+    /// Returns the index of the next descriptor.
     fn next(&self) -> Option<u16> {
         (self.flags & NEXT != 0).then_some(self.next)
     }
@@ -195,16 +195,16 @@ fn add(buffers: &mut Vec<Buffer>, buffer: Buffer, most: u16) -> Result<(), Malfo
     Ok(())
 }
 
-/// How tests break a queue, to see that they notice.
+/// The ways in which tests break a queue, to see that they notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Broken {
-    /// It believes any index.
+    /// The queue believes any index.
     RunsAlong,
-    /// It takes a descriptor that does not exist for another one.
+    /// The queue takes a descriptor that does not exist for another one.
     Wraps,
-    /// It does not look again when it has asked for notifications.
+    /// The queue does not look again when it has asked for notifications.
     LooksNoMore,
-    /// It forgets what it has given back before it was asked.
+    /// The queue forgets what it has given back before it was asked.
     TellsLate,
 }
 
@@ -217,14 +217,14 @@ pub struct Queue {
     taken: u16,
     /// Chains that were given back.
     given: u16,
-    /// Those of which the driver was told, or did not want to be.
+    /// The count of chains given back of which the driver was notified, or did not want to be.
     told: u16,
     #[cfg(test)]
     broken: Option<Broken>,
 }
 
 impl Queue {
-    /// One from which nothing was taken. `None` if it cannot be like that.
+    /// Makes a queue from which nothing was taken. `None` if it cannot be like that.
     #[must_use]
     pub fn new(layout: Layout, agreed: Agreed) -> Option<Self> {
         let queue = Self {
@@ -239,13 +239,13 @@ impl Queue {
         layout.is_possible().then_some(queue)
     }
 
-    /// Its state, as a snapshot has it, as if the last `begun` chains had not been taken.
+    /// Returns its state for a snapshot, as if the last `begun` chains had not been taken.
     #[must_use]
     pub const fn save(&self, begun: u16) -> [u16; 3] {
         [self.taken.wrapping_sub(begun), self.given, self.told]
     }
 
-    /// One that goes on from there. `None` if it cannot be like that.
+    /// Makes a queue that continues from those counts. `None` if it cannot be like that.
     #[must_use]
     pub fn resume(layout: Layout, agreed: Agreed, [taken, given, told]: [u16; 3]) -> Option<Self> {
         // Each chain was taken before it was given back, and at most so many are out.
@@ -263,12 +263,12 @@ impl Queue {
         false
     }
 
-    /// The place in a ring of a count of chains.
+    /// Returns the place in a ring of a count of chains.
     fn slot(&self, count: u16) -> u64 {
         u64::from(count & (self.layout.size - 1))
     }
 
-    /// How many chains the driver has made available that were not taken.
+    /// Returns the number of chains that the driver has made available and that were not taken.
     fn available(&self, mem: &mut (impl GuestMemory + ?Sized)) -> Result<u16, Trouble> {
         let ahead = mem.load_u16(self.layout.driver + 2)?.wrapping_sub(self.taken);
         if ahead > self.layout.size && !self.is_broken(Broken::RunsAlong) {
@@ -286,7 +286,7 @@ impl Queue {
         Ok(self.take_into(&mut chain, mem)?.then_some(chain))
     }
 
-    /// The same, into a chain that is there, and has room for buffers. Says whether there was one.
+    /// Takes the next chain into an existing one, which has room for buffers. Returns whether there was one.
     ///
     /// # Errors
     /// [`Trouble`].
@@ -349,7 +349,7 @@ impl Queue {
         }
     }
 
-    /// The same, for one of at most `N` descriptors.
+    /// Follows a chain of at most `N` descriptors.
     #[inline(never)]
     fn follow<const N: usize>(
         &self,
@@ -390,7 +390,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether the driver is to be interrupted for what was given back since this was asked last.
+    /// Returns whether the driver is to be interrupted for the chains given back since the last call.
     ///
     /// # Errors
     /// [`Trouble`].
@@ -414,7 +414,8 @@ impl Queue {
         Ok(must_tell)
     }
 
-    /// Asks the driver to notify when it makes more available. Says whether it has done so meanwhile, perhaps without notifying.
+    /// Asks the driver to notify when it makes more available. Returns whether it has done so meanwhile, perhaps
+    /// without notifying.
     ///
     /// # Errors
     /// [`Trouble`].

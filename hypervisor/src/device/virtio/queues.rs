@@ -4,7 +4,7 @@ use super::queue::{Agreed, Layout, Queue};
 use abi::snapshot::device::QueueState;
 use alloc::vec::Vec;
 
-/// One of them.
+/// A queue, and its layout while it is not ready.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     layout: Layout,
@@ -21,44 +21,45 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// So many with `most` entries at most, none of which is ready.
+    /// Makes `count` queues with `most` entries at most, none of which is ready.
     pub(super) fn new(count: usize, most: usize) -> Self {
         Self { slots: alloc::vec![Slot::default(); count], most }
     }
 
-    /// None is ready any more.
+    /// Resets the queues: none is ready any more.
     pub(super) fn reset(&mut self) {
         self.slots.fill(Slot::default());
     }
 
-    /// Whether there is one of that number.
+    /// Returns whether there is a queue of that number.
     pub(super) fn has(&self, at: usize) -> bool {
         at < self.slots.len()
     }
 
-    /// The queue of that number, if it is ready.
+    /// Returns the queue of that number, if it is ready.
     pub fn ready(&mut self, at: usize) -> Option<&mut Queue> {
         self.slots.get_mut(at)?.queue.as_mut()
     }
 
-    /// Those that are ready.
+    /// Returns the queues that are ready.
     pub(super) fn all_ready(&mut self) -> impl Iterator<Item = &mut Queue> {
         self.slots.iter_mut().filter_map(|slot| slot.queue.as_mut())
     }
 
-    /// Whether one is.
+    /// Returns whether a queue is ready.
     pub(super) fn is_ready(&self, at: usize) -> bool {
         self.slots.get(at).is_some_and(|slot| slot.queue.is_some())
     }
 
-    /// What the driver sets of a queue while it is not ready.
+    /// Changes the layout of a queue, as the driver may while it is not ready.
     pub(super) fn set(&mut self, at: usize, set: impl FnOnce(&mut Layout)) {
         if let Some(Slot { layout, queue: None }) = self.slots.get_mut(at) {
             set(layout);
         }
     }
 
-    /// The driver says that a queue is ready, with what was agreed on, or that it is not. Says whether it can be.
+    /// Makes a queue ready, with the features that were agreed on, or not ready, as the driver says. Returns whether
+    /// that can be.
     pub(super) fn set_ready(&mut self, at: usize, agreed: Option<Agreed>) -> bool {
         let Some(slot) = self.slots.get_mut(at) else { return true };
         match agreed {
@@ -71,14 +72,16 @@ impl Queues {
         agreed.is_none() || slot.queue.is_some()
     }
 
-    /// As a snapshot has them. `begun` says how many chains of each are begun anew where they go on.
+    /// Returns the state for a snapshot. `begun` returns the number of chains of each queue that are begun anew where
+    /// they go on.
     pub(super) fn save(&self, begun: impl Fn(usize) -> u16) -> Vec<QueueState> {
         let save =
             |(at, slot): (usize, &Slot)| slot.layout.save(slot.queue.as_ref().map(|queue| queue.save(begun(at))));
         self.slots.iter().enumerate().map(save).collect()
     }
 
-    /// Goes on from there. There may be fewer: others are as after a reset. Says whether they can be so.
+    /// Resumes from a saved state. There may be fewer queues in it: the others are as after a reset. Returns whether
+    /// they can be so.
     pub(super) fn resume(&mut self, states: &[QueueState], agreed: Agreed) -> bool {
         for (slot, state) in self.slots.iter_mut().zip(states) {
             slot.layout = Layout::of(state);

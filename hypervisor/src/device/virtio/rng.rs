@@ -18,7 +18,7 @@ use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 64 << 10;
 
 /// The GPA and the PLIC source of the source, behind all shares.
@@ -31,7 +31,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     rng.into_iter().map(|rng| Box::new(rng) as _).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Random bytes that the guest was given.
@@ -41,7 +41,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 2] {
         [("rng.bytes", self.bytes), ("rng.refused", self.refused)]
     }
@@ -51,31 +51,31 @@ impl Counts {
 #[derive(Debug)]
 pub struct Rng {
     place: Place,
-    /// Where the next piece goes, and that piece if it has come.
+    /// The chain for the next piece, and that piece if it has come.
     filling: Option<(Chain, Option<Piece>)>,
     counts: Counts,
 }
 
 impl Rng {
-    /// One whose bytes come from there.
+    /// Makes a device whose bytes come from that source.
     #[must_use]
     pub fn new(place: Place) -> Self {
         Self { place, filling: None, counts: Counts::default() }
     }
 
-    /// Where its bytes come from.
+    /// Returns the source of the random bytes.
     #[must_use]
     pub const fn place(&self) -> &Place {
         &self.place
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(&mut self, queue: &mut Queue, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some((chain, piece)) = &mut self.filling else {
             if let Some(chain) = next_chain(queue, outside, budget)? {
@@ -143,7 +143,8 @@ impl Backend for Rng {
         Ok(OwnState::Nothing)
     }
 
-    /// What has come for it is nobody's: the guest has not seen it, and elsewhere there are other bytes.
+    /// Returns the number of chains to begin anew. The bytes that have come for one are dropped: the guest has not seen
+    /// them, and elsewhere there are other bytes.
     fn begun(&self, _: usize) -> u16 {
         self.filling.is_some().into()
     }

@@ -1,12 +1,14 @@
-//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's ([`crate::backend::shares`]).
+//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's
+//! ([`crate::backend::shares`]).
 //!
-//! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where the guest
-//! reaches it no more (`message`), and given to the host's device. The answer is copied back when that interrupts. Nobody waits: many are in
-//! flight, answers come in any order, and guest memory that is paged out is asked for again a moment later.
+//! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where
+//! the guest reaches it no more (`message`), and given to the host's device. The answer is copied back when that
+//! interrupts. No vCPU waits: many are in flight, answers come in any order, and guest memory that is paged out is
+//! asked for again a moment later.
 //!
-//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it forgets all when the
-//! next session begins, which each driver does first. Only how many the guest has is counted, by the answers: whoever has none can go on with
-//! another device of the host's.
+//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it
+//! forgets all when the next session begins, which each driver does first. Only their number is counted, by the
+//! answers: a guest that has none open can go on with another device of the host's.
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::pace::Pace;
@@ -34,7 +36,7 @@ use rv::PAGE_BYTES;
 
 mod message;
 
-/// What a portion may cost, in bytes that are copied.
+/// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 256 << 10;
 
 /// The GPA and the PLIC source of the first share. Others follow, in steps of a page.
@@ -51,7 +53,7 @@ pub fn make(config: &VmConfig, offer: &Offer) -> Vec<Box<dyn Device>> {
     ports.enumerate().map(share).collect()
 }
 
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Messages that the host's device was given.
@@ -67,7 +69,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
         [
             ("share.messages", self.messages),
@@ -85,7 +87,7 @@ struct Work {
     chain: Chain,
     /// Once its head was read, and there are units for it.
     open: Option<(Head, Asked)>,
-    /// Whether it was looked through: what is in the units is for the host's device.
+    /// Set if the message was checked: the units hold it for the host's device.
     is_checked: bool,
     /// Bytes that were copied: of the message, and when it has landed of the answer.
     copied: usize,
@@ -95,28 +97,28 @@ struct Work {
 #[derive(Debug)]
 pub struct Share {
     port: Arc<Mutex<Port>>,
-    /// What the guest mounts it by.
+    /// The tag by which the guest mounts it.
     tag: String,
     works: Vec<Option<Work>>,
     /// The one that is still to be begun.
     asking: Option<usize>,
-    /// Those that are over, and are to be given back: with how many bytes.
+    /// The requests that are over, and are to be given back: with the number of bytes.
     over: VecDeque<(usize, u32)>,
-    /// How many numbers of files the guest has, since its session began.
+    /// The count of file numbers that the guest has, since its session began.
     files: u32,
     pace: Pace,
     counts: Counts,
 }
 
 impl Share {
-    /// One that the guest mounts by that tag, on a machine with so many ticks in a second.
+    /// Makes a share that the guest mounts by `tag`, on a machine with `timebase` ticks a second.
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, tag: &str, timebase: u64) -> Self {
         let (works, over, pace) = (Vec::new(), VecDeque::new(), Pace::new(timebase));
         Self { port, tag: tag.into(), works, asking: None, over, files: 0, pace, counts: Counts::default() }
     }
 
-    /// What was done so far.
+    /// Returns the device's counts.
     #[must_use]
     pub const fn counts(&self) -> &Counts {
         &self.counts
@@ -127,7 +129,7 @@ impl Share {
         work
     }
 
-    /// Does one thing of what there is to be done.
+    /// Does one step of the work.
     fn step(
         &mut self,
         port: &mut Port,
@@ -161,7 +163,7 @@ impl Share {
         Ok(())
     }
 
-    /// Goes on with a message that is still to be begun.
+    /// Begins a message that is still to be begun.
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
         let Some((head, asked)) = self.work(at).open else { return self.open(at, port, outside) };
         if !self.work(at).is_checked {
@@ -253,7 +255,7 @@ impl Share {
         Ok(())
     }
 
-    /// Nothing more is to be done for a message but to give it back.
+    /// Ends a message: it is only to be given back.
     fn end(&mut self, at: usize, written: u32) {
         self.asking.take_if(|asking| *asking == at);
         self.over.push_back((at, written));
@@ -327,7 +329,7 @@ impl Backend for Share {
         progress
     }
 
-    /// Of what is in flight nobody hears what came of it: each may have opened a file.
+    /// Stops a queue. The results of the messages in flight are lost to the driver, and each may have opened a file.
     fn stop(&mut self, _: usize) {
         let under_way = self.works.iter().flatten().count() as u32;
         let files = self.files.saturating_add(under_way);
@@ -351,7 +353,8 @@ impl Backend for Share {
         self.counts.each().into_iter().for_each(|(name, count)| report(name, count));
     }
 
-    /// Messages are answered first: what is done twice is not the same as what is done once.
+    /// Refuses to save while messages are in flight. They are answered first: repeating a message may have another
+    /// result.
     fn save(&self) -> Result<OwnState, Unsaved> {
         if self.works.iter().any(Option::is_some) || self.port.lock().has_strangers() {
             return Err(Unsaved::Busy);

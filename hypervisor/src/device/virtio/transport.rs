@@ -75,7 +75,7 @@ pub struct Mmio<B> {
     generation: u32,
     /// Notifications, those that went on with an earlier one included.
     notifications: u64,
-    /// How often something was wrong with a ring.
+    /// The number of times that a ring was malformed.
     malformed: u64,
 }
 
@@ -87,7 +87,7 @@ fn with_high(of: u64, value: u32) -> u64 {
     of & 0xffff_ffff | u64::from(value) << 32
 }
 
-/// Half number `sel` of a word of features.
+/// Returns half number `sel` of a word of features.
 const fn half(of: u64, sel: u32) -> u32 {
     match sel {
         0 => of as u32,
@@ -97,7 +97,7 @@ const fn half(of: u64, sel: u32) -> u32 {
 }
 
 impl<B: Backend> Mmio<B> {
-    /// One at GPA `start`, after reset.
+    /// Makes a device at GPA `start`, after reset.
     #[must_use]
     pub fn new(start: u64, source: u32, backend: B) -> Self {
         Self {
@@ -117,18 +117,18 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// The device behind the registers.
+    /// Returns the device behind the registers.
     #[must_use]
     pub const fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// The same, to be changed in a way that its configuration does not tell of.
+    /// Returns the backend, for a change that its configuration does not show.
     pub(super) const fn backend_mut(&mut self) -> &mut B {
         &mut self.backend
     }
 
-    /// Notifications so far, and rings that were malformed.
+    /// Returns the notifications so far, and the rings that were malformed.
     #[must_use]
     pub const fn counts(&self) -> (u64, u64) {
         (self.notifications, self.malformed)
@@ -147,12 +147,12 @@ impl<B: Backend> Mmio<B> {
         self.backend.features() | INDIRECT_DESC | EVENT_IDX | VERSION_1
     }
 
-    /// What the driver sets of a queue while it is not ready.
+    /// Changes the layout of the selected queue, as the driver may while it is not ready.
     fn set(&mut self, set: impl FnOnce(&mut Layout)) {
         self.queues.set(self.queue_sel as usize, set);
     }
 
-    /// The driver is told that it has to start over.
+    /// Tells the driver that it has to start over.
     fn fail(&mut self) {
         self.malformed += 1;
         self.status |= NEEDS_RESET;
@@ -191,17 +191,18 @@ impl<B: Backend> Mmio<B> {
         self.status = value & !NEEDS_RESET | self.status & NEEDS_RESET;
     }
 
-    /// The driver, if it has stopped something, goes on once the device stands still there.
+    /// Returns the answer to the driver's access. A driver that has stopped something goes on once the device stands
+    /// still there.
     fn stopped(&mut self, has_stopped: bool) -> Answer<()> {
         if has_stopped && !self.backend.is_still() { Answer::Again } else { Answer::Done(()) }
     }
 
-    /// Whether what the driver has accepted can be agreed on.
+    /// Returns whether the features that the driver has accepted are possible.
     fn may_agree(&self) -> bool {
         self.driver_features & !self.features() == 0 && self.driver_features & VERSION_1 != 0
     }
 
-    /// The driver has set it up, and it serves queues.
+    /// Returns whether the driver has set the device up, so that it serves queues.
     const fn is_live(&self) -> bool {
         self.status & (FEATURES_OK | DRIVER_OK | NEEDS_RESET | FAILED) == FEATURES_OK | DRIVER_OK
     }
@@ -227,7 +228,7 @@ impl<B: Backend> Mmio<B> {
         self.backend.restore(&state.own, is_live)
     }
 
-    /// The driver resets the device.
+    /// Resets the device, as the driver asks.
     fn start_over(&mut self) {
         self.backend.reset();
         self.queues.reset();
@@ -235,7 +236,7 @@ impl<B: Backend> Mmio<B> {
         (self.device_features_sel, self.driver_features_sel, self.queue_sel) = (0, 0, 0);
     }
 
-    /// The driver says that there is something in a queue.
+    /// Serves a queue, as the driver asks by a notification.
     fn notify(&mut self, at: u32, outside: &mut dyn Outside) -> Answer<()> {
         self.notifications += 1;
         match self.serve(Some(at as usize), outside) {
@@ -260,7 +261,7 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// Does a portion of what there is to be done for a queue that is notified of, or for all of them.
+    /// Does a portion of the work for a queue that is notified of, or for all of them.
     fn serve(&mut self, at: Option<usize>, outside: &mut dyn Outside) -> Result<Progress, Later> {
         self.act_on_queues(outside, |backend, queues, outside| match at {
             Some(at) if !queues.is_ready(at) => Ok(Progress::Idle),
@@ -301,7 +302,7 @@ impl<B: Backend> Mmio<B> {
         }
     }
 
-    /// Interrupts the driver for what was given back, if it wants to hear of that in one of the queues.
+    /// Interrupts the driver for chains that were given back, if it wants to hear of that in one of the queues.
     fn tell(&mut self, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let mut told = Ok(());
         for queue in self.queues.all_ready() {
@@ -367,7 +368,7 @@ impl<B: Backend> Mmio<B> {
     }
 }
 
-/// The offset in the configuration, if the access is one that is answered there.
+/// Returns the offset in the configuration, if the access is one that is answered there.
 fn in_config(offset: u64, width: u8) -> Option<u64> {
     offset.checked_sub(CONFIG).filter(|_| width <= 4 && offset.is_multiple_of(width.into()))
 }
@@ -389,7 +390,7 @@ impl<B: Backend> Device for Mmio<B> {
         [DeviceTreeProperty::new_unchecked("compatible", "virtio,mmio")].into()
     }
 
-    /// Registers only as whole, aligned words; the configuration by what its fields have.
+    /// Loads a register, only as a whole, aligned word; the configuration by the width of its fields.
     fn load(&mut self, offset: u64, width: u8, _: &mut dyn Outside) -> Answer<u64> {
         match in_config(offset, width) {
             Some(offset) => Answer::Done(self.backend.read_config(offset, width).into()),

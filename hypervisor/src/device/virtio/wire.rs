@@ -1,5 +1,5 @@
-//! What drivers and devices say to each other, of disks, of networks, of consoles and of all: the same where Gnomon is the device, and where it is the driver of
-//! one of the host's.
+//! The formats of virtio that drivers and devices share, for disks, networks, consoles and all devices: the same where
+//! Gnomon is the device, and where it is the driver of one of the host's.
 
 /// The device takes chains that are in a table of their own (chapter 6).
 pub const INDIRECT_DESC: u64 = 1 << 28;
@@ -12,35 +12,35 @@ pub const VERSION_1: u64 = 1 << 32;
 pub mod block {
     /// The configuration says how many buffers a request may have.
     pub const SEG_MAX: u64 = 1 << 2;
-    /// It cannot be written.
+    /// The disk cannot be written.
     pub const READ_ONLY: u64 = 1 << 5;
     /// The configuration says how large a block is.
     pub const BLK_SIZE: u64 = 1 << 6;
-    /// It knows [`T_FLUSH`].
+    /// The device knows [`T_FLUSH`].
     pub const FLUSH: u64 = 1 << 9;
-    /// It has several queues, and the configuration says how many.
+    /// The device has several queues, and the configuration says how many.
     pub const MQ: u64 = 1 << 12;
-    /// It knows [`T_DISCARD`].
+    /// The device knows [`T_DISCARD`].
     pub const DISCARD: u64 = 1 << 13;
-    /// It knows [`T_WRITE_ZEROES`].
+    /// The device knows [`T_WRITE_ZEROES`].
     pub const WRITE_ZEROES: u64 = 1 << 14;
 
-    /// Types of requests (`VIRTIO_BLK_T_*`): to read.
+    /// Types of requests (`VIRTIO_BLK_T_*`): reads.
     pub const T_IN: u32 = 0;
-    /// To write.
+    /// Writes.
     pub const T_OUT: u32 = 1;
-    /// To make last what was written.
+    /// Makes written data durable.
     pub const T_FLUSH: u32 = 4;
-    /// To tell the disk's name.
+    /// Returns the disk's name.
     pub const T_GET_ID: u32 = 8;
-    /// To drop what sectors hold, whatever they read as afterwards.
+    /// Drops the content of sectors: they may read as anything afterwards.
     pub const T_DISCARD: u32 = 11;
-    /// To make sectors read as zero.
+    /// Makes sectors read as zero.
     pub const T_WRITE_ZEROES: u32 = 13;
 
-    /// What the status says (`VIRTIO_BLK_S_*`): it is done.
+    /// The values of the status (`VIRTIO_BLK_S_*`): the request is done.
     pub const S_OK: u8 = 0;
-    /// It has failed.
+    /// The request has failed.
     pub const S_IOERR: u8 = 1;
     /// There is no such request.
     pub const S_UNSUPP: u8 = 2;
@@ -49,17 +49,17 @@ pub mod block {
     pub const HEADER: usize = 16;
     /// Bytes of a segment, which says what is to be discarded or zeroed: a sector, how many (4 bytes), flags (4 bytes).
     pub const SEGMENT: usize = 16;
-    /// The flag of a segment to be zeroed that the device may drop what is there.
+    /// The flag of a segment to be zeroed by which the device may drop the content.
     pub const SEGMENT_UNMAP: u32 = 1;
     /// Bytes of the name that a disk has.
     pub const NAME: usize = 20;
 
-    /// Where the configuration says how many queues there are (2 bytes).
+    /// The offset in the configuration of the number of queues (2 bytes).
     pub const NUM_QUEUES: usize = 34;
-    /// Where it says how many sectors may be discarded at a time; in how many segments, and at multiples of how many
-    /// sectors it is best done, is in the words behind that.
+    /// The offset of the number of sectors that may be discarded at a time. The words behind it say in how many
+    /// segments, and at multiples of how many sectors it is best done.
     pub const MAX_DISCARD_SECTORS: usize = 36;
-    /// Where it says how many may be zeroed at a time; in how many segments is behind that.
+    /// The offset of the number of sectors that may be zeroed at a time. The word behind it says in how many segments.
     pub const MAX_WRITE_ZEROES_SECTORS: usize = 48;
     /// The byte that says whether [`SEGMENT_UNMAP`] may mean something.
     pub const WRITE_ZEROES_MAY_UNMAP: usize = 56;
@@ -85,7 +85,7 @@ pub mod net {
 
     /// The queue of frames that come.
     pub const RECEIVE: usize = 0;
-    /// That of those that go.
+    /// The queue of frames that go.
     pub const TRANSMIT: usize = 1;
 }
 
@@ -96,14 +96,14 @@ pub mod console {
 
     /// The queue of what is typed.
     pub const RECEIVE: usize = 0;
-    /// That of what is printed.
+    /// The queue of output.
     pub const TRANSMIT: usize = 1;
-    /// With several ports: that of what the driver is told.
+    /// With several ports: the queue of the device's messages to the driver.
     pub const CONTROL_RECEIVE: usize = 2;
-    /// That of what it says. Behind it each port has two, as the first one.
+    /// With several ports: the queue of the driver's messages. Behind it each port has two queues, like the first port.
     pub const CONTROL_TRANSMIT: usize = 3;
 
-    /// Where the configuration says how many ports there may be (4 bytes).
+    /// The offset in the configuration of the number of possible ports (4 bytes).
     pub const MAX_NR_PORTS: usize = 4;
 
     /// Kinds of messages (`VIRTIO_CONSOLE_*`).
@@ -114,11 +114,11 @@ pub mod console {
         pub const PORT_ADD: u16 = 1;
         /// The driver can use a port; or cannot.
         pub const PORT_READY: u16 = 3;
-        /// It is for a console.
+        /// The port is for a console.
         pub const CONSOLE_PORT: u16 = 4;
         /// The other side has opened it, or closed it.
         pub const PORT_OPEN: u16 = 6;
-        /// It has a name, which is behind the message.
+        /// The port has a name, which is behind the message.
         pub const PORT_NAME: u16 = 7;
     }
 }

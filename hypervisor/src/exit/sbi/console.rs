@@ -28,7 +28,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     }
 }
 
-/// The range that a call names, in bytes: length, then the address in two halves.
+/// Returns the range that a call names, in bytes: length, then the address in two halves.
 fn range(run: &VcpuRun, args: Args) -> Result<(u64, u64), Error> {
     let [bytes, low, high, ..] = args;
     if bytes == 0 {
@@ -40,8 +40,8 @@ fn range(run: &VcpuRun, args: Args) -> Result<(u64, u64), Error> {
     Ok((low, bytes))
 }
 
-/// A call may write less than it was asked to: the guest calls again (SBI 2.0, chapter 12.1). But never nothing: there are
-/// guests that take this for the end (Linux's console for the SBI drops the rest).
+/// Writes to the console. A call may write less than it was asked to: the guest calls again (SBI 2.0, chapter 12.1).
+/// But never nothing: there are guests that take this for the end (Linux's console for the SBI drops the rest).
 fn write<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answer {
     let (at, bytes) = match range(run, args) {
         Ok((_, 0)) => return Answer::Reply(Ok(0)),
@@ -74,8 +74,8 @@ fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answe
     }
 }
 
-/// Takes what has been received to guest memory, and from the UART only what is there (LOSSLESS): another hart may have taken a page
-/// away meanwhile. Returns how many bytes that are.
+/// Copies received bytes to guest memory, and takes from the UART only those that arrived there (LOSSLESS): another
+/// hart may have taken a page away meanwhile. Returns the number of those bytes.
 fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env: &mut E) -> Result<usize, Unreachable> {
     let mut buffer = [0; CHUNK];
     let mut devices = vm.devices.lock();

@@ -1,4 +1,4 @@
-//! How calls are encoded (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
+//! The encoding of calls (SBI 2.0, chapter 3): arguments, replies, errors, hart masks.
 
 use crate::exit::wait_for_memory;
 use crate::gnomon::Gnomon;
@@ -11,23 +11,23 @@ use crate::vm::vcpu::{Vcpu, VcpuRun};
 use abi::bundle::MAX_VCPUS;
 use alloc::sync::Arc;
 
-/// What a call returns to the guest: a value, or an error.
+/// The result that a call returns to the guest: a value, or an error.
 pub(super) type Reply = Result<u64, Error>;
 
-/// How a call goes on.
+/// The result of handling a call.
 pub(super) enum Answer {
     /// With a reply.
     Reply(Reply),
     /// With something else; what is to be said to the guest has been said.
     Outcome(Outcome),
-    /// It cannot be done now: the guest makes the same call again.
+    /// The call cannot be done now: the guest makes the same call again.
     Again,
 }
 
 /// The arguments a0 to a5 of a call.
 pub(super) type Args = [u64; 6];
 
-/// Says it to the guest.
+/// Writes the reply to the guest's registers.
 pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
     let (error, value) = match reply {
         Ok(value) => (0, value),
@@ -37,7 +37,8 @@ pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
     run.context.x[11] = value;
 }
 
-/// The vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI 2.0, chapter 3.1).
+/// Returns the vCPUs that a hart mask names, of `count`, as a set; an error if it names one that does not exist (SBI
+/// 2.0, chapter 3.1).
 #[inline(always)]
 pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
     const { assert!(MAX_VCPUS < 64, "a set of vCPUs is a word") };
@@ -51,14 +52,15 @@ pub(super) fn named(count: usize, mask: u64, base: u64) -> Result<u64, Error> {
     }
 }
 
-/// The same, one after the other.
+/// Returns the vCPUs that a hart mask names, one after the other.
 pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterator<Item = Arc<Vcpu>> + use<>, Error> {
     let vm = Arc::clone(&run.vm);
     Ok(each(named(vm.vcpus.len(), mask, base)?).map(move |id| Arc::clone(&vm.vcpus[id])))
 }
 
-/// What a call comes to that cannot reach memory: `error`; or, if that is only not ready yet and nothing has happened, the
-/// `ecall` is executed once more: after what interrupts there are, or when the memory is there.
+/// Returns the answer to a call that cannot reach memory. That is `error`, unless memory is only not ready yet and
+/// nothing has happened: then the `ecall` is executed once more, after the pending interrupts, or when the memory is
+/// there.
 pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
     match why {
         Unreachable::Waits { since } => {
@@ -71,13 +73,13 @@ pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: 
     }
 }
 
-/// The `ecall` is executed once more, after what interrupts there are.
+/// Makes the guest execute the `ecall` once more, after the pending interrupts.
 pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     Outcome::Resume
 }
 
-/// The console has no room, and nothing has happened yet: the `ecall` is executed once more when there is some.
+/// Makes the guest execute the `ecall` once more when the console has room. Nothing has happened yet.
 pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     run.hold();

@@ -1,9 +1,9 @@
-//! FWFT (SBI 3.0, chapter 18): what a kernel may have changed of the hart that it calls from.
+//! FWFT (SBI 3.0, chapter 18): the features that a kernel may change, of the hart that it calls from.
 //!
-//! Of the features that are defined a guest has one, where its harts access misaligned memory themselves (Zicclsm): who gets the
-//! exceptions of what they cannot do misaligned. Gnomon emulates none of it, so they come to the guest in both settings, as
-//! with OpenSBI; the setting is kept and told. The others need extensions that guests have not. Whether hardware sets A and D
-//! is said by the VM's configuration, for all its harts.
+//! Of the features that are defined a guest has one, if its harts access misaligned memory themselves (Zicclsm): the
+//! delegation of exceptions of accesses that they cannot do misaligned. Gnomon emulates none of it, so they come to the
+//! guest in both settings, as with OpenSBI; the setting is kept and told. The others need extensions that guests have
+//! not. Whether hardware sets A and D is said by the VM's configuration, for all its harts.
 
 use super::encoding::{Args, Reply};
 use crate::gnomon::Gnomon;
@@ -24,7 +24,7 @@ pub(super) fn call(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args) -
     }
 }
 
-/// Says that there is this feature: misaligned exceptions.
+/// Checks that a feature is offered. Only misaligned exceptions are.
 fn offered(g: &Gnomon, feature: u64) -> Result<(), Error> {
     // Features are 32 bits wide.
     match feature as u32 as usize {

@@ -42,8 +42,8 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     Ok(0)
 }
 
-/// The whole address space if start and size are 0, or size is all ones (SBI 2.0, chapter 8), or
-/// the range wraps.
+/// Returns the range of a fence; `None` for the whole address space, if start and size are 0, or size is all ones (SBI
+/// 2.0, chapter 8), or the range wraps.
 fn range(start: u64, size: u64) -> Option<(Addr<rv::Gva>, u64)> {
     let whole = size == 0 || size == u64::MAX || start.checked_add(size).is_none();
     (!whole).then(|| (Addr::new(start), size))

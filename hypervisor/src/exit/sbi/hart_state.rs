@@ -32,7 +32,8 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
 /// Suspend types from here to the next default one are a platform's; those below are reserved. Bit 31 says that state is lost.
 const PLATFORM: u32 = 0x1000_0000;
 
-/// Which way the vCPU waits. Nothing is asked of the hart: to lose its state gains a VM nothing, but is what a kernel may ask for.
+/// Suspends the vCPU, retentively or not. The hart itself stays as it is: losing its state gains a VM nothing, but is
+/// what a kernel may ask for.
 fn suspend(run: &mut VcpuRun, [kind, pc, opaque, ..]: Args) -> Result<Outcome, Error> {
     const LOSES: u32 = spec::suspend_type::NON_RETENTIVE;
     // The type is 32 bits wide.

@@ -24,7 +24,7 @@ use sbi_spec::{rfnc, spi, time};
 /// The extensions of the legacy calls.
 pub(super) const EIDS: core::ops::RangeInclusive<usize> = spec::LEGACY_SET_TIMER..=spec::LEGACY_SHUTDOWN;
 
-/// What `getchar` says when there is nothing.
+/// The value that `getchar` returns when there is no byte.
 const NOTHING: u64 = u64::MAX;
 
 /// Handles a call of one of [`EIDS`].
@@ -90,8 +90,8 @@ fn to_harts<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, (mask, args
     }
 }
 
-/// The hart mask at `at`, a virtual address; 0 stands for all harts. Harts that do not exist are not in what this returns. The
-/// error is the trap of a load there; none if its memory is not ready yet.
+/// Reads the hart mask at `at`, a virtual address; 0 stands for all harts. Harts that do not exist are not in what this
+/// returns. The error is the trap of a load there; none if its memory is not ready yet.
 fn hart_mask<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: u64, env: &mut E) -> Result<u64, Option<Trap>> {
     let existing = 1u64.checked_shl(run.vm.vcpus.len() as u32).map_or(u64::MAX, |end| end - 1);
     if at == 0 {

@@ -90,7 +90,8 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     Outcome::Resume
 }
 
-/// Which of the calls that kernels make all the time, and that are over at once, the vCPU has made, if it is one.
+/// Returns the kind of the vCPU's call, if it is one of those that kernels make all the time, and that are over at
+/// once.
 #[inline(always)]
 pub(crate) fn kind_of_brief(context: &Context) -> Option<Kind> {
     match (context.x[17] as usize, context.x[16] as usize) {
@@ -112,7 +113,7 @@ pub(crate) fn set_timer_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut
     over(run, 0)
 }
 
-/// Sends IPIs, unless somebody waits for one off its hart.
+/// Sends IPIs, unless a vCPU that waits off its hart is among the targets.
 #[inline(always)]
 pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief {
     if !signals::send_ipi_briefly(g, run, (run.context.x[10], run.context.x[11]), env) {
@@ -122,7 +123,7 @@ pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut 
     over(run, 0)
 }
 
-/// A call of the base extension, unless it has no such.
+/// Handles a call of the base extension, if it has that function.
 #[inline(always)]
 pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
     let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10]) else { return Brief::NO };
@@ -130,7 +131,7 @@ pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
     over(run, value)
 }
 
-/// The end of a brief call.
+/// Ends a brief call.
 #[inline(always)]
 fn over(run: &mut VcpuRun, value: u64) -> Brief {
     run.shared.counters.exits.bump();
@@ -140,7 +141,8 @@ fn over(run: &mut VcpuRun, value: u64) -> Brief {
     Brief::OVER
 }
 
-/// The extensions that are seldom called, and what is not there: apart, so that the others cost no more for them.
+/// Handles the extensions that are seldom called, and unknown ones. They are apart so that the others cost no more for
+/// them.
 #[cold]
 #[inline(never)]
 fn seldom<E: Env>(
@@ -195,7 +197,7 @@ fn refused(g: &Gnomon, run: &VcpuRun, error: Error, (extension, function): (usiz
     }
 }
 
-/// SRST: shutdown, or a reboot of this VM; warm is as cold.
+/// Handles SRST: shutdown, or a reboot of this VM; warm is as cold.
 fn reset(function: usize, args: Args) -> Result<Departure, Error> {
     if function != srst::SYSTEM_RESET {
         return Err(Error::NotSupported);

@@ -26,7 +26,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     })
 }
 
-/// The page that a call names, or that it is none.
+/// Returns the page that a call names; `None` if it names none.
 fn named(run: &VcpuRun, [low, high, flags, ..]: Args) -> Result<Option<Addr<Gpa>>, Error> {
     if flags != 0 {
         return Err(Error::InvalidParam);
@@ -43,8 +43,8 @@ fn named(run: &VcpuRun, [low, high, flags, ..]: Args) -> Result<Option<Addr<Gpa>
     Ok(Some(Addr::new(low)))
 }
 
-/// Shares a page, if the kernel's version of it is one that Gnomon knows, and the size is good. Whether it is or not, the page says then
-/// which version Gnomon has.
+/// Shares a page, if the kernel's version of it is one that Gnomon knows, and the size is good. The page then has the
+/// version that Gnomon knows, in any case.
 fn share<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: Addr<Gpa>, env: &mut E) -> Result<Reply, Unreachable> {
     let mut words = [0; FLAGS_AT as usize];
     run.vm.read(g, at, &mut words, &mut run.ready, env)?;

@@ -9,7 +9,7 @@ use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::{VcpuRun, request};
 use sbi_spec::{spi, time};
 
-/// TIME: the deadline in guest time; an earlier interrupt is withdrawn.
+/// Handles TIME: sets the deadline in guest time, and withdraws an earlier interrupt.
 pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, deadline: u64, env: &mut E) -> Reply {
     if function != time::SET_TIMER {
         return Err(Error::NotSupported);
@@ -18,7 +18,7 @@ pub(super) fn set_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, 
     Ok(0)
 }
 
-/// The same of a deadline that is all right.
+/// Sets the guest's next timer deadline, which is valid.
 #[inline(always)]
 pub(super) fn set_deadline<E: Env>(g: &Gnomon, run: &mut VcpuRun, deadline: u64, env: &mut E) {
     match g.offer.timer {
@@ -30,7 +30,7 @@ pub(super) fn set_deadline<E: Env>(g: &Gnomon, run: &mut VcpuRun, deadline: u64,
     }
 }
 
-/// IPI: supervisor software interrupts.
+/// Handles IPI: sends supervisor software interrupts.
 pub(super) fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
     if function != spi::SEND_IPI {
         return Err(Error::NotSupported);
@@ -42,8 +42,8 @@ pub(super) fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, a
     Ok(0)
 }
 
-/// The same where nobody is to be waited for. Says whether that is so; if not, it is as if nothing were done: those who have it already
-/// may well get the same interrupt again.
+/// Sends IPIs if no lock has to be waited for, and returns whether they were sent. If not, the caller may proceed as if
+/// nothing were done: vCPUs that have the interrupt already may get it again.
 #[inline(always)]
 pub(super) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &VcpuRun, (mask, base): (u64, u64), env: &mut E) -> bool {
     let Ok(named) = named(run.vm.vcpus.len(), mask, base) else { return false };

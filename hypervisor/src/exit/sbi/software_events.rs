@@ -48,7 +48,7 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
     })))
 }
 
-/// Has a hart look whether an event comes to it.
+/// Makes a hart check whether an event comes to it.
 fn come<E: Env>(g: &Gnomon, run: &VcpuRun, hart: u32, env: &mut E) {
     let is_due = run.vm.events.lock().is_due(hart);
     if is_due && let Some(vcpu) = run.vm.vcpus.get(hart as usize) {
@@ -56,7 +56,7 @@ fn come<E: Env>(g: &Gnomon, run: &VcpuRun, hart: u32, env: &mut E) {
     }
 }
 
-/// Lets the event that is due come to the loaded vCPU: [`request::EVENTS`].
+/// Delivers the event that is due to the loaded vCPU: [`request::EVENTS`].
 pub fn deliver<E: Env>(run: &mut VcpuRun, env: &mut E) {
     let (mut place, regs) = place_of(run, env);
     let comes = run.vm.events.lock().enter(run.shared.id, &mut place);

@@ -1,4 +1,4 @@
-//! Whether a VM can go on from a snapshot here: what its guest was told has to hold.
+//! Checks that a VM can go on from a snapshot here: the facts that its guest was told have to hold.
 
 use crate::backend::disks::Port;
 use crate::device::offer::Offer;
@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 use rv::csr::atp::Satp;
 use rv::{Format, PAGE_BYTES};
 
-/// The state that a VM is to go on from, if it is.
+/// Returns the state that a VM is to go on from, if it is.
 ///
 /// # Errors
 /// A message that says why it cannot, and what to do.
@@ -58,7 +58,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
     Ok(Some(state))
 }
 
-/// What its guest was told of its harts.
+/// Checks the facts that the guest was told of its harts.
 fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String> {
     const REMEDY: &str = "restore it in another mode (--mmu), on harts that have it, or where it was taken";
     // They are printed, and nothing of a file's is to be taken for Gnomon's words.
@@ -94,7 +94,7 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
     Ok(())
 }
 
-/// The pages that its kernels share, and what they were told there.
+/// Checks the pages that its kernels share, and the facts that they were told there.
 fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<(), String> {
     let is_possible = |cache: &RootCacheState| {
         cache.at.is_multiple_of(PAGE_BYTES)
@@ -114,7 +114,7 @@ fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<
     Ok(())
 }
 
-/// What it has beside harts and memory.
+/// Checks the facts that the guest was told of the rest: the devices.
 fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if told.has_balloon != config.balloon_bytes.is_some() {
         return Err("it had a memory balloon, and is to have none, or the other way round".into());
@@ -152,7 +152,7 @@ fn check_devices(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), St
     }
 }
 
-/// What a snapshot says of the VM's disks.
+/// Returns the state of the VM's disks for a snapshot.
 pub(crate) fn disks(config: &VmConfig, offer: &Offer) -> Vec<DiskState> {
     let ports = config.disks.iter().filter_map(|number| offer.disks.get(*number));
     let state = |port: &Arc<Mutex<Port>>| {
@@ -162,8 +162,8 @@ pub(crate) fn disks(config: &VmConfig, offer: &Offer) -> Vec<DiskState> {
     ports.map(state).collect()
 }
 
-/// What the machine's clock is to show at least, where guests read that themselves: as much as any of those VMs has seen. `None` if none
-/// goes on from a snapshot.
+/// Returns the least time that the machine's clock has to show, where guests read that themselves: the latest that any
+/// of those VMs has seen. `None` if none goes on from a snapshot.
 pub fn clock<'a>(vms: impl IntoIterator<Item = &'a VmConfig>) -> Option<u64> {
     let time = |vm: &VmConfig| Some(State::decode(&vm.restore.as_ref()?.0)?.told.time);
     vms.into_iter().filter_map(time).filter(|time| *time < MOST_TIME).max()

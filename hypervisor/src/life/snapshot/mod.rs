@@ -1,7 +1,8 @@
-//! VMs that go on from a snapshot ([`abi::snapshot`]). How one is taken is in [`crate::life::saving`].
+//! VMs that go on from a snapshot ([`abi::snapshot`]). [`crate::life::saving`] takes them.
 //!
-//! RAM comes into the machine as images do, by segments of the bundle, so nothing of the VM's memory is different from that of one which
-//! has just been started. The state replaces what [`VcpuRun::reset`](crate::vm::vcpu::VcpuRun::reset) and the devices' resets would leave.
+//! RAM comes into the machine as images do, by segments of the bundle, so nothing of the VM's memory is different from
+//! that of one which has just been started. The state replaces what [`VcpuRun::reset`](crate::vm::vcpu::VcpuRun::reset)
+//! and the devices' resets would leave.
 
 mod check;
 mod put;

@@ -1,7 +1,7 @@
-//! A VM goes on from a snapshot: its devices and vCPUs get the state that they had.
+//! Restores a VM from a snapshot: its devices and vCPUs get the state that they had.
 //!
-//! Nothing in a state is believed. What a guest could have brought about by itself is taken as if it had, by the same registers; all
-//! else is refused, or left out.
+//! Nothing in a state is believed. State that a guest could have brought about by itself is set as if it had, by the
+//! same registers; all else is refused, or left out.
 
 use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;

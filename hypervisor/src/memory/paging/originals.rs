@@ -1,8 +1,9 @@
-//! Images' own pages ([`mmu::frames::Originals`]), which VMs share: the sweep takes those that no VM has touched since it came by
-//! last, and they come back into any frame.
+//! Images' own pages ([`mmu::frames::Originals`]), which VMs share: the sweep takes those that no VM has touched since
+//! it came by last, and they come back into any frame.
 //!
-//! What a VM may use without a fault is taken from it, so that its next touch shows; no bit has to be kept for that, since regions
-//! say what is to be mapped there. An original is written to the device when it goes for the first time, and never again.
+//! Pages that a VM may use without a fault are unmapped, so that its next access shows. No bit has to be kept for that,
+//! since regions say what is to be mapped there. An original is written to the device when it goes for the first time,
+//! and never again.
 
 use super::sweep::Went;
 use crate::gnomon::Gnomon;
@@ -31,36 +32,36 @@ const CHUNK: u64 = 64;
 pub(super) struct Read {
     pub number: u64,
     pub frame: Run,
-    /// Where from.
+    /// The page of the device that it is read from.
     pub slot: SwapSlot,
-    /// Whether somebody waits for it.
+    /// Set if a VM waits for it.
     pub is_wanted: bool,
 }
 
-/// Whether a VM has one of these homes in its memory.
+/// Returns whether a VM has one of these homes in its memory.
 fn has_some_of(vm: &Vm, g: &Gnomon, of: &Range<u64>) -> bool {
     let meets = |home: Range<u64>| home.start < of.end && of.start < home.end;
     vm.config.segments.iter().filter_map(|segment| home(segment, g.bundle, g.bundle_bytes)).any(meets)
 }
 
-/// The VMs that have.
+/// Returns the VMs that have one of these homes in their memory.
 fn users(g: &Gnomon, of: Range<u64>) -> impl Iterator<Item = Arc<Vm>> {
     g.vms.all().filter(move |vm| has_some_of(vm, g, &of))
 }
 
-/// A word with these bits.
+/// Returns a word with these bits.
 fn bits(of: impl Iterator<Item = u64>) -> u64 {
     of.fold(0, |all, n| all | 1 << n)
 }
 
-/// Those of a chunk that have a bit there.
+/// Returns the originals of a chunk whose bit is set.
 fn named(chunk: &Range<u64>, bits: u64) -> impl Iterator<Item = u64> + use<> {
     let start = chunk.start;
     chunk.clone().filter(move |number| bits >> (number - start) & 1 == 1)
 }
 
 impl Pager {
-    /// A part of the sweep in the images' pages. Returns whether pages can go on to go.
+    /// Does a part of the sweep in the images' pages. Returns whether more pages can go.
     pub(super) fn sweep_originals<E: Env>(
         &self,
         g: &Gnomon,
@@ -100,7 +101,7 @@ impl Pager {
         true
     }
 
-    /// Lets those go that nobody has touched. Returns whether more can.
+    /// Lets originals go that no VM has touched. Returns whether more can.
     fn let_originals_go<E: Env>(&self, g: &Gnomon, chunk: Range<u64>, portion: &mut Portion, env: &mut E) -> bool {
         let frames = &g.harts[env.hart()].frames;
         for number in chunk {
@@ -149,7 +150,7 @@ impl Pager {
         }
     }
 
-    /// Frees the frame of an original that the device has, if nobody has touched it.
+    /// Frees the frame of an original that the device has, unless a VM has touched it.
     fn release(&self, number: u64, frames: &Frames) -> bool {
         let Some(frame) = frames.originals().release(number) else { return false };
         frames.free(frame);
@@ -157,13 +158,13 @@ impl Pager {
         true
     }
 
-    /// An original has been written: the device keeps it for ever.
+    /// Notes that an original has been written: the device keeps it for ever.
     pub(super) fn written<E: Env>(&self, g: &Gnomon, number: u64, slot: SwapSlot, env: &E) {
         self.inner.lock().shelf.put(number, slot);
         _ = self.release(number, &g.harts[env.hart()].frames);
     }
 
-    /// Has those of a chunk lapse that are used, if there are some: they are to be taken from all VMs.
+    /// Makes the used originals of a chunk lapse, if there are some: they are to be taken from all VMs.
     fn begin_to_take(g: &Gnomon, chunk: Range<u64>) -> Option<Taking> {
         let originals = g.frames().originals();
         let used = chunk.clone().filter(|number| originals.state(*number) == Original::Used);
@@ -173,8 +174,8 @@ impl Pager {
         (which != 0).then_some(Taking { which, stay: 0, slot: 0 })
     }
 
-    /// Takes originals from the VMs whose turn it is, as far as the portion goes. Returns whether all have had theirs: then those
-    /// originals are idle, but for those that some VM has touched meanwhile, or cannot do without now.
+    /// Takes originals from the VMs whose turn it is, as far as the portion goes. Returns whether all have had theirs:
+    /// then those originals are idle, except those that a VM has touched meanwhile, or cannot do without now.
     fn take_from_all<E: Env>(
         &self,
         g: &Gnomon,
@@ -233,7 +234,7 @@ impl Pager {
         stay
     }
 
-    /// A VM needs an original that is out: it is brought in, or that is begun.
+    /// Brings in an original that a VM needs, or begins to.
     pub(super) fn fetch_original<E: Env>(
         &self,
         g: &Gnomon,
@@ -275,7 +276,8 @@ impl Pager {
         Fetched::Waits
     }
 
-    /// Originals have been read. Code may be in them: harts in VMs that may map one are told before they can, once for all.
+    /// Restores originals that have been read. Code may be in them: harts in VMs that may map one leave their guests
+    /// before they can, once for all, and fetch anew.
     pub(super) fn restore<E: Env>(&self, g: &Gnomon, read: Vec<Read>, env: &mut E) {
         let originals = g.frames().originals();
         let homes = || read.iter().map(|read| originals.home(read.number).raw());

@@ -1,4 +1,4 @@
-//! The sweep: a hand that goes through the memory of all VMs, and takes what nobody has used since it came by last.
+//! The sweep: a hand that goes through the memory of all VMs, and takes pages that were not used since it came by last.
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -19,14 +19,14 @@ pub(super) const FRUITLESS: u32 = 4;
 /// that had may have been used.
 const UNFORCED: u32 = 2;
 
-/// Where something may be taken.
+/// The place where the sweep may take something.
 enum Stop {
     Vm(Arc<Vm>),
     Images,
 }
 
-/// The next stop from the hand on where something may be taken for that goal. The hand comes to it, at its first page unless it is
-/// there already.
+/// Moves the hand to the next stop where something may be taken for that goal, at its first page unless it is there
+/// already.
 fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<Stop> {
     for _ in 0..MAX_VMS + 2 {
         if clock.is_at_images() {
@@ -42,12 +42,12 @@ fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<St
     None
 }
 
-/// Whether a frame holds zeroes.
+/// Returns whether a frame holds zeroes.
 fn is_zero(frame: Pfn<Hpa>, mem: &impl PhysMem) -> bool {
     (0..PAGE_BYTES / 8).all(|word| mem.read_u64(frame.at(8 * word)) == 0)
 }
 
-/// What came of an idle page.
+/// The result for an idle page.
 #[derive(PartialEq, Eq)]
 pub(super) enum Went {
     Gone,
@@ -121,7 +121,7 @@ impl Pager {
         g.frames().total_count() / 16 / (g.vms.most() as u64).max(1)
     }
 
-    /// Whether the time has come to disturb guests again.
+    /// Returns whether the time has come to disturb guests again.
     pub(super) fn is_time_to_shake<E: Env>(&self, g: &Gnomon, env: &E) -> bool {
         let (now, due) = (env.now(), self.shaken_at.load(SeqCst));
         due <= now && self.shaken_at.compare_exchange(due, now + g.offer.timebase / 1000, SeqCst, SeqCst).is_ok()
@@ -150,7 +150,7 @@ impl Pager {
         }
     }
 
-    /// A part of the sweep in one VM, whose memory's lock is held. Returns whether pages can go on to go.
+    /// Does a part of the sweep in one VM, whose memory's lock is held. Returns whether more pages can go.
     pub(crate) fn sweep<P: Pageable>(
         &self,
         vm: &Vm,
@@ -291,7 +291,7 @@ impl Pager {
     }
 }
 
-/// Frames of guest memory that a sweep leaves to a VM.
+/// Returns the frames of guest memory that a sweep leaves to a VM.
 fn keeps(vm: &Vm, goal: Goal) -> u64 {
     match goal {
         Goal::Free => vm.config.reserve_bytes / PAGE_BYTES,
@@ -299,7 +299,7 @@ fn keeps(vm: &Vm, goal: Goal) -> u64 {
     }
 }
 
-/// Whether memory may be taken from a VM.
+/// Returns whether memory may be taken from a VM.
 fn may_give(vm: &Vm, frames: &Frames, goal: Goal) -> bool {
     if vm.config.wired {
         return false;

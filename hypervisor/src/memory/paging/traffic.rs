@@ -1,4 +1,4 @@
-//! Pages that come back, requests that are finished, and who waits for them.
+//! Pages that are read back, requests that are finished, and the vCPUs that wait for them.
 
 use super::originals::Read;
 use crate::gnomon::Gnomon;
@@ -15,14 +15,14 @@ use mmu::frames::{AllocError, Frames, Owner, Run, Use};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, PAGE_BYTES, Pfn, PhysMem};
 
-/// Requests whose end is looked after at a time: some 40,000 instructions.
+/// The number of requests whose end is handled at a time: some 40,000 instructions.
 const AT_ONCE: usize = 16;
 
 impl Pager {
-    /// What can be done about guest memory that could not be reached. `Ok`: it is to be attempted anew.
+    /// Tries to make guest memory reachable that could not be reached. `Ok`: the access is to be attempted anew.
     ///
     /// # Errors
-    /// [`Unreachable`], if nothing can, or not yet.
+    /// [`Unreachable`], if that cannot be done, or not yet.
     #[cold]
     #[inline(never)]
     pub fn help<E: Env>(&self, g: &Gnomon, vm: &Vm, error: Unreachable, env: &mut E) -> Result<(), Unreachable> {
@@ -47,10 +47,10 @@ impl Pager {
         }
     }
 
-    /// Somebody needs a page that is out. `Ok`: the access is to be attempted anew.
+    /// Brings in a page that is out and is needed. `Ok`: the access is to be attempted anew.
     ///
     /// # Errors
-    /// [`Unreachable`]: most often that it is to be waited for.
+    /// [`Unreachable`]: most often the page has to be waited for.
     fn fetched<E: Env>(
         &self,
         g: &Gnomon,
@@ -138,8 +138,8 @@ impl Pager {
         }
     }
 
-    /// What went out together is likely to come together: the pages behind one that is needed, as far as they follow it on the
-    /// device as well, and memory is not short.
+    /// Reads ahead: pages that went out together are likely to be needed together. Begins to read the pages behind one
+    /// that is needed, as far as they follow it on the device as well, and memory is not short.
     fn read_ahead<M: PhysMem>(
         &self,
         g: &Gnomon,
@@ -161,7 +161,8 @@ impl Pager {
         }
     }
 
-    /// A VM needs a frame, and there is none, or none that it may have. Says what that comes to.
+    /// Handles the lack of a frame that a VM needs: there is none, or none that it may have. Returns the reason why the
+    /// access waits or fails.
     fn short_of<E: Env>(&self, g: &Gnomon, vm: &Vm, (error, since): (AllocError, u64), env: &mut E) -> Unreachable {
         // Without a limit of its own, all of its RAM and its tables fit what it may have.
         if vm.config.limit_bytes.is_none() && matches!(error, AllocError::OverLimit { .. }) {
@@ -186,7 +187,7 @@ impl Pager {
         Unreachable::Waits { since }
     }
 
-    /// Nothing can be taken for what the sweep is for: whoever waits for that is told.
+    /// Gives up the sweep's goal, because nothing can be taken for it, and tells the vCPUs that wait for that.
     pub(super) fn give_up<E: Env>(&self, g: &Gnomon, goal: Goal, env: &mut E) {
         let is_waited_for = match goal {
             Goal::Nothing => false,
@@ -203,8 +204,8 @@ impl Pager {
         self.release_waiting(g, env);
     }
 
-    /// Whether the last sweep was for that VM's need, found nothing, and nothing has happened since. Asked once: what others need
-    /// is looked for anew, since something is about to happen.
+    /// Returns whether the last sweep was for that VM's need, found nothing, and nothing has happened since. It returns
+    /// that once: the next need starts a new sweep, since something is about to happen.
     fn is_exhausted_for(&self, vm: &Vm, error: &AllocError) -> bool {
         let mut exhausted = self.exhausted.lock();
         let Some((event, goal)) = *exhausted else { return false };
@@ -219,8 +220,8 @@ impl Pager {
         is_its_own && event == self.events()
     }
 
-    /// Nothing can be taken from anybody, and a VM needs a frame. One that has more than what is reserved for it has to end: the
-    /// one that asks, or else the one that has most.
+    /// Ends a VM when a VM needs a frame and nothing can be taken. A VM that has more than what is reserved for it has
+    /// to end: the one that asks, or else the one that has most.
     fn make_room_for<E: Env>(
         &self,
         g: &Gnomon,
@@ -278,7 +279,7 @@ impl Pager {
         finished || more
     }
 
-    /// Looks after requests that are finished. Says whether there were some.
+    /// Handles requests that are finished. Returns whether there were some.
     pub fn poll<E: Env>(&self, g: &Gnomon, env: &mut E) -> bool {
         let mut read = Vec::new();
         let mut count = 0;
@@ -343,7 +344,7 @@ impl Pager {
         count != 0
     }
 
-    /// A request is over: all is done about it.
+    /// Handles the end of a request, completely.
     pub(super) fn is_over<E: Env>(
         &self,
         g: &Gnomon,
@@ -395,7 +396,7 @@ impl Pager {
         }
     }
 
-    /// What the sweep is for.
+    /// Returns the goal of the sweep.
     pub(super) fn goal<E: Env>(&self, g: &Gnomon, frames: &Frames, env: &mut E) -> Goal {
         /// Frames with which it is worth while to try again.
         const SOME: u64 = 16;
@@ -439,7 +440,7 @@ impl Pager {
         self.release_waiting(g, env);
     }
 
-    /// The same when that is counted already.
+    /// Releases the vCPUs that wait, when the event is counted already.
     fn release_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
         let waiting = self.waiting.swap(0, SeqCst);
         for vm in (0..u64::BITS as usize).filter(|slot| waiting >> slot & 1 == 1).filter_map(|slot| g.vms.at(slot)) {
@@ -447,7 +448,7 @@ impl Pager {
         }
     }
 
-    /// A VM's vCPUs that wait try again.
+    /// Wakes a VM's vCPUs that wait: they try again.
     fn wake<E: Env>(&self, g: &Gnomon, vm: &Vm, env: &mut E) {
         self.events.fetch_add(1, SeqCst);
         g.release_held(vm, env);

@@ -12,7 +12,7 @@ use mmu::shadow::{Answer, Upkeep};
 use rv::system::{is_fence_of_page, names_csr, number};
 use rv::{Access, Addr, BriefCauses, Exception, Mode};
 
-/// What a fault is by.
+/// The cause of a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// The guest's tables, or Gnomon's.
@@ -21,7 +21,7 @@ enum By {
     Poison,
 }
 
-/// What a fault is by, and how memory was accessed, if that is the cause of one.
+/// Returns the cause of a fault, and the kind of access, if `cause` is a fault's.
 #[inline(always)]
 fn what(cause: u64) -> Option<(By, Access)> {
     const FETCH_PAGE: u64 = Exception::FetchPage.code();
@@ -41,7 +41,7 @@ fn what(cause: u64) -> Option<(By, Access)> {
     }
 }
 
-/// Those of `others`, and those by which exits of guests with such tables may be brief.
+/// Returns the causes of `others`, and those by which exits of guests with such tables may be brief.
 pub(crate) fn causes(others: BriefCauses, upkeep: Upkeep, offer: &Offer) -> BriefCauses {
     let causes = others.and(offer.guest.privileged().code());
     let causes = causes.and(Exception::FetchPage.code()).and(Exception::LoadPage.code());
@@ -60,7 +60,7 @@ pub(crate) fn causes(others: BriefCauses, upkeep: Upkeep, offer: &Offer) -> Brie
     }
 }
 
-/// What an instruction that trapped is about, if it may be brief.
+/// Returns the subject of an instruction that trapped, if it may be brief.
 #[inline(always)]
 pub(crate) fn kind_of_instruction(run: &VcpuRun) -> Option<Kind> {
     let insn = run.context.exit.tval;
@@ -93,7 +93,7 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
     }
 }
 
-/// A fault: answers most of them.
+/// Handles a fault: answers most of them.
 #[inline(always)]
 fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
@@ -122,7 +122,7 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     Brief::OVER
 }
 
-/// A fault of which that is known.
+/// Handles a fault of which that is known.
 pub(crate) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
     let Some((by, access)) = what(run.context.exit.cause) else { unreachable!("it is known to be a fault") };
     match by {
@@ -134,7 +134,7 @@ pub(crate) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, e
     }
 }
 
-/// An instruction of the guest's kernel that trapped: `carry_out` says whether it is done.
+/// Handles an instruction of the guest's kernel that trapped: `carry_out` returns whether it is done.
 #[inline(always)]
 fn instruction<E: Env>(
     run: &mut VcpuRun,

@@ -55,8 +55,8 @@ fn lend<E: Env, R>(
     Some(result)
 }
 
-/// The same for what takes memory: for an attempt. Where 2 MiB are to be made ready first, a portion of them is, and the caller
-/// comes back.
+/// Lends the engine for an attempt that takes memory. If 2 MiB have to be made ready first, a portion of them is, and
+/// the caller comes back.
 fn with_memory<E: Env, R>(
     g: &Gnomon,
     vm: &Vm,
@@ -85,7 +85,7 @@ fn with_memory<E: Env, R>(
 /// Comparisons after which a table becomes quiet. To become so and to wake costs some ten of them.
 const QUIET_AFTER: u16 = 16;
 
-/// Most shadow pages of a VM.
+/// Returns the most shadow pages of a VM.
 fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
     let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
@@ -95,7 +95,7 @@ fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     Ok((bytes / Config::bytes_each(upkeep)).min(Config::MOST_PAGES.into()) as u32)
 }
 
-/// The frames that a VM's shadow tables may take.
+/// Returns the frames that a VM's shadow tables may take.
 ///
 /// # Errors
 /// A message, if it is given too little for them.
@@ -104,13 +104,13 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
     Ok(Config::frames(upkeep, pages(upkeep, config)?, ram))
 }
 
-/// What a VM's harts are told to have.
+/// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
     // Who steers lives by the fence after an entry has become valid.
     offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
 }
 
-/// Whether a VM can be shadowed so.
+/// Checks whether a VM can be shadowed with that upkeep.
 ///
 /// # Errors
 /// A message, if not.
@@ -118,13 +118,13 @@ pub(crate) fn check(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Result<
     if upkeep != Upkeep::Steered { Ok(()) } else { steering::check(config, offer) }
 }
 
-/// The lists for a VM's engine.
+/// Makes the lists for a VM's engine.
 pub(crate) fn lists(config: &VmConfig) -> Lists {
     Lists::new(Addr::new(GUEST_RAM_BASE).pfn(), config.memory_bytes / PAGE_BYTES)
 }
 
-/// Whether leaves are global where a guest's are. A hart that goes from one vCPU to another forgets everything then, so only where
-/// each vCPU on shadow tables can have a hart of its own.
+/// Returns whether leaves are global if a guest's are. A hart that goes from one vCPU to another forgets everything
+/// then, so that is so only if each vCPU on shadow tables can have a hart of its own.
 fn keeps_globals(g: &Gnomon) -> bool {
     let shadowed = g.vms.all().filter(|vm| matches!(vm.translation, Translation::Shadow(_) | Translation::Adaptive));
     let vcpus: u64 = shadowed.map(|vm| u64::from(vm.config.vcpus)).sum();
@@ -184,7 +184,7 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: M
     Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
 }
 
-/// What the VM's engines have counted.
+/// Returns the counters of the VM's engines.
 pub(crate) fn counters(vm: &Vm) -> Counters {
     let mut counters = vm.past.lock().shadow;
     if let Some(shadow) = vm.memory.lock().as_ref().and_then(|memory| memory.shadow.as_ref()) {
@@ -204,7 +204,7 @@ pub(crate) fn reach<E: Env>(
     with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
 }
 
-/// The same where a hart may walk the G-stage as well.
+/// Like [`reach`], if a hart may walk the G-stage as well.
 pub(crate) fn reach_in_both<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -231,15 +231,17 @@ pub(crate) fn reach_in_both<E: Env>(
     hpa.ok_or(Unreachable::Hole)
 }
 
-/// Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next fence.
+/// Notes that Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next
+/// fence.
 pub(crate) fn host_wrote<E: Env>(vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
     if let Some(shadow) = vm.memory.lock().as_mut().and_then(|memory| memory.shadow.as_mut()) {
         shadow.host_wrote(gfn, &mut env.mem());
     }
 }
 
-/// Whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need not: to use
-/// one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is looked at what is posted.
+/// Returns whether a hart in the guest must leave it for this fence at once. One whose root the fence is not about need
+/// not: to use one that it is about, the guest writes `satp`. In the lane or at an exit, that is published before it is
+/// looked at what is posted.
 pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     let present = vcpu.satp.load(Ordering::SeqCst);
     match fence.asid {
@@ -250,7 +252,7 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
     }
 }
 
-/// What a fault comes to that did not get the memory which it takes.
+/// Returns the result of a fault that did not get the memory which it takes.
 #[cold]
 #[inline(never)]
 fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
@@ -288,9 +290,9 @@ impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
     }
 }
 
-/// An access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was reported as.
-/// Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store (CMO specification,
-/// 2.5).
+/// Handles an access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was
+/// reported as. Cleaning, flushing or invalidating a cache block is allowed where a load is, too, but faults as a store
+/// (CMO specification, 2.5).
 #[cold]
 fn refused<E: Env>(
     g: &Gnomon,
@@ -328,7 +330,7 @@ fn refused<E: Env>(
     }
 }
 
-/// The entries that a fault was about let the access through now; what this hart has to forget of older ones.
+/// Ends a fault whose entries let the access through now: this hart forgets the older ones.
 #[inline(always)]
 fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
     match forget {
@@ -343,7 +345,7 @@ fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool
     if known { Faulted::Known } else { Faulted::Settled }
 }
 
-/// A page fault of the guest's.
+/// Handles a page fault of the guest's.
 // Within the handling of all exits, its frame would be theirs.
 #[inline(never)]
 pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
@@ -358,7 +360,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
     fault(g, run, access, env)
 }
 
-/// The same, or an access fault of a steered guest's.
+/// Handles a page fault, or an access fault of a steered guest's.
 #[inline(always)]
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
@@ -388,7 +390,7 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
     }
 }
 
-/// What a guest's access that has faulted asks for.
+/// Returns the request of a guest's access that has faulted.
 #[inline(always)]
 fn request_of<E: Env>(access: Access, env: &E) -> Request {
     let (status, mode) = (env.status(), env.privilege());
@@ -396,7 +398,7 @@ fn request_of<E: Env>(access: Access, env: &E) -> Request {
     Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr: false }
 }
 
-/// What the tables that are known answer to a fault: all that most faults take.
+/// Resolves a fault by the existing tables, if they can: all that most faults take.
 // As a closure it would cost each 34 instructions.
 #[inline(always)]
 fn by_known_tables<M: PhysMem>(
@@ -412,7 +414,7 @@ fn by_known_tables<M: PhysMem>(
     answer
 }
 
-/// A fault of which that is known.
+/// Handles a fault of which that is known.
 #[inline(always)]
 fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
     if let Known::NoRam(gpa) = known {
@@ -424,7 +426,7 @@ fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Kno
     fault_from_root(g, run, (gva, &request), env)
 }
 
-/// A fault that is not answered by what is known. A store to a guest's table is carried out.
+/// Handles a fault that the existing tables do not answer. A store to a guest's table is carried out.
 #[inline(never)]
 fn fault_from_root<E: Env>(
     g: &Gnomon,
@@ -454,7 +456,8 @@ fn fault_from_root<E: Env>(
     }
 }
 
-/// A portion of looking for what may be coalesced below a root, and of moving pages for that, `when` as for [`Shadow::gather`].
+/// Does a portion of the search for leaves to coalesce below a root, and of moving pages for that, `when` as for
+/// [`Shadow::gather`].
 #[cold]
 #[inline(never)]
 pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64), env: &mut E) -> Gathered {
@@ -471,12 +474,13 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64),
     gathered.unwrap_or(Gathered::NOTHING)
 }
 
-/// How long it takes to see whether wide fences are many, in ticks of the timebase.
+/// Returns the time that it takes to see whether wide fences are many, in ticks of the timebase.
 const fn relax_interval(g: &Gnomon) -> u64 {
     g.offer.timebase / 200
 }
 
-/// Some time after a wide fence: leaves that are in pieces, so that wide fences have less to do, get whole if there are few.
+/// Makes leaves that are in pieces whole, some time after a wide fence, if there are few: so wide fences have less to
+/// do.
 #[cold]
 #[inline(never)]
 pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
@@ -491,7 +495,7 @@ pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
 }
 
-/// A fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
+/// Does a fence of the guest's on the vCPU that is on this hart: its own, or one that another vCPU asked for.
 pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
     run.forget_way();
     let logged = run.context.lane.log.count();

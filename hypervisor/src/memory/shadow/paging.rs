@@ -13,7 +13,7 @@ use mmu::stale::Stale;
 use mmu::{Promoted, Promotion};
 use rv::{Fence, Gpa, Level, Pfn, PhysMem};
 
-/// A part of a sweep through the VM's memory.
+/// Does a part of a sweep through the VM's memory.
 pub(crate) fn sweep<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -32,7 +32,7 @@ pub(crate) fn sweep<E: Env>(
     })
 }
 
-/// Originals are taken from the VM.
+/// Takes originals from the VM.
 pub(crate) fn rest_originals<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -73,7 +73,7 @@ impl<M: PhysMem, H: Fence<Gpa>> Pageable for Swept<'_, '_, M, H> {
     }
 }
 
-/// A portion of making one large page of small ones.
+/// Does a portion of making one large page of small ones.
 pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let from = (frames, &mut Ready::Nothing);
@@ -91,7 +91,7 @@ pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
     });
 }
 
-/// A page has been brought in.
+/// Maps a page that has been brought in.
 pub(crate) fn bring_in<E: Env>(
     g: &Gnomon,
     vm: &Vm,
@@ -114,7 +114,7 @@ pub(crate) fn bring_in<E: Env>(
     left.map_or(Ok(()), |(frame, _)| Err(frame))
 }
 
-/// Pages become untouched again, a portion of them.
+/// Makes pages untouched again, a portion of them.
 pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let lent = (frames, &mut Ready::Nothing);

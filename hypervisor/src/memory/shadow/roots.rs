@@ -18,7 +18,7 @@ use rv::csr::atp::{self, Satp};
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, names_csr, number};
 use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
 
-/// The paging that a guest's `satp` asks for, or `None` if that is not offered.
+/// Returns the paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {
     match satp.table() {
         None => (satp.mode == 0).then_some(Paging::Bare),
@@ -48,8 +48,8 @@ pub(crate) fn load<E: Env>(g: &Gnomon, run: &mut VcpuRun, upkeep: Upkeep, env: &
     }
 }
 
-/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Says whether it has: if it would take
-/// too long at once, it has the old one, and each attempt does a part.
+/// Gives the vCPU the root that its `satp` asks for, in place of the one that it has. Returns whether the vCPU has it:
+/// if that would take too long at once, the vCPU keeps the old one, and each attempt does a part.
 fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
     let satp = Satp::decode(run.bank.csrs.vsatp);
     // A write of anything else had no effect.
@@ -97,9 +97,9 @@ fn put_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, root: &Root, forget: bool, env:
     }
 }
 
-/// What a vCPU is to remember of roots: of as many as it could have in its share of the VM's shadow pages. Of that a sixteenth, beside
-/// what no vCPU can do without, is held for its lane: a guest's processes that have ended are among those, so with more there would be
-/// less room for others.
+/// Makes a vCPU's memory of roots: of as many as it could have in its share of the VM's shadow pages. A sixteenth of
+/// those, beside the ones that every vCPU needs, is held for its lane: a guest's processes that have ended are among
+/// those, so with more there would be less room for others.
 pub(crate) fn views(upkeep: Upkeep, config: &VmConfig) -> Views {
     /// Pages that no vCPU can do without.
     const LEAST: usize = 32;
@@ -108,7 +108,7 @@ pub(crate) fn views(upkeep: Upkeep, config: &VmConfig) -> Views {
     Views::new(pages.next_power_of_two().clamp(LEAST, LaneRoot::MOST), held)
 }
 
-/// A root that the vCPU does not know.
+/// Attaches a root that the vCPU does not know.
 #[inline(never)]
 fn attach_other<E: Env>(
     (g, vm): (&Gnomon, &Vm),
@@ -145,7 +145,7 @@ fn detach(run: &mut VcpuRun) {
     }
 }
 
-/// The vCPU goes on behind its G-stage for a while: it has no root, and those that it knows stay.
+/// Leaves the vCPU's root while it is behind its G-stage for a while: it has no root, and those that it knows stay.
 pub(crate) fn leave(run: &mut VcpuRun) {
     run.context.lane.turn_off();
     let Some(root) = run.shadow.root.take() else { return };
@@ -155,8 +155,8 @@ pub(crate) fn leave(run: &mut VcpuRun) {
     }
 }
 
-/// The vCPU on this hart comes back from there. Says whether it has the root that its `satp` asks for: it has none if there is no memory
-/// for it, or if that would take too long at once.
+/// Makes the vCPU on this hart come back from there. Returns whether it has the root that its `satp` asks for: it has
+/// none if there is no memory for it, or if that would take too long at once.
 pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
     let vm = Arc::clone(&run.vm);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
@@ -169,7 +169,7 @@ pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> b
     done.is_some() && matches!(attach(g, run, env), Ok(true))
 }
 
-/// The vCPU is about to be parked: nothing of its life remains.
+/// Forgets everything of the life of a vCPU that is about to be parked.
 pub(crate) fn forget(run: &mut VcpuRun) {
     detach(run);
     run.shadow.views = run.vm.translation.views(&run.vm.config);
@@ -177,7 +177,7 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.shared.satp.store(NO_SPACE, Ordering::SeqCst);
 }
 
-/// The address and the ASID that a fence names.
+/// Returns the address and the ASID that a fence names.
 #[inline(always)]
 pub(super) fn fenced(run: &VcpuRun, insn: u64) -> (Option<Addr<Gva>>, Option<Asid>) {
     let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
@@ -230,8 +230,8 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
     Outcome::Resume
 }
 
-/// CSRRW and its like on `satp`: the register that gets the guest's present value, and the new value. `None` if it is no such
-/// instruction.
+/// Decodes CSRRW and its like on `satp`: the register that gets the guest's present value, and the new value. `None` if
+/// it is no such instruction.
 #[inline(always)]
 fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     let access = CsrInsn::of(insn as u32)?;
@@ -239,8 +239,8 @@ fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
     Some((access.rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
 }
 
-/// Does for an instruction that trapped in the mode `from` what hardware would, if it changes `satp` to a value that `is_wanted`: but for
-/// the translation, which is the caller's to change. Says whether it has.
+/// Executes an instruction that trapped in the mode `from`, like hardware, if it changes `satp` to a value that
+/// `is_wanted`. The caller changes the translation. Returns whether the instruction was executed.
 pub(crate) fn writes_satp(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -261,7 +261,8 @@ pub(crate) fn writes_satp(
     true
 }
 
-/// Whether such an instruction may leave the guest's `satp` as it is, or lead to a root that the lane would not have found.
+/// Returns whether such an instruction may leave the guest's `satp` as it is, or lead to a root that the lane would not
+/// have found.
 #[inline(always)]
 pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
     const WRITES: u64 = 0x1073;
@@ -270,8 +271,8 @@ pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
     is_same || !run.context.lane.changes_roots()
 }
 
-/// Carries such an instruction out if it leaves the guest's `satp` as it is, or leads to a root that is up to date, and that the lane
-/// would not have found. Says whether it has.
+/// Executes such an instruction if it leaves the guest's `satp` as it is, or leads to a root that is up to date, and
+/// that the lane would not have found. Returns whether it was executed.
 #[inline(always)]
 pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
     let old = run.bank.csrs.vsatp;
@@ -285,7 +286,8 @@ pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u
     true
 }
 
-/// Gives the vCPU the root that `satp` asks for, if it knows that, and no fence has passed over it since. Says whether it has.
+/// Gives the vCPU the root that `satp` asks for, if it knows that, and no fence has passed over it since. Returns
+/// whether the vCPU has the root.
 #[inline(never)]
 fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E) -> bool {
     let decoded = Satp::decode(satp);
@@ -313,7 +315,7 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
     true
 }
 
-/// The end of such an instruction, after which its `rd` has what `satp` had before.
+/// Ends such an instruction, after which its `rd` has what `satp` had before.
 #[inline(always)]
 fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
     run.context.set(rd, old);
@@ -321,7 +323,7 @@ fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {
     run.shared.counters.satp_accesses.bump();
 }
 
-/// CSRRW and its like on `satp`. `None` if it is no such instruction.
+/// Executes CSRRW and its like on `satp`. `None` if it is no such instruction.
 fn access_satp<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Option<Outcome> {
     let (rd, new) = written(run, insn)?;
     let old = run.bank.csrs.vsatp;

@@ -12,7 +12,7 @@ use rv::{Access, Addr, Exception, Exit, Trap};
 /// Times in a row that an instruction makes an access fault for no reason that Gnomon knows of, after which it is the guest's.
 const MOST: u32 = 4;
 
-/// A guest-page fault, by poison.
+/// Handles a guest-page fault, by poison.
 // Of all guest-page faults those of guests behind a G-stage of their own are not to pay for it.
 #[inline(never)]
 pub(crate) fn denied_frame<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
@@ -20,13 +20,14 @@ pub(crate) fn denied_frame<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access
     denied(access, run, env, |run, env| super::fault(g, run, access, env))
 }
 
-/// Either of them, of which that is known.
+/// Handles either of them, of which that is known.
 pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Known, env: &mut E) -> Faulted {
     forget_implicit(&mut run.context.exit);
     denied(access, run, env, |run, env| super::known_fault(g, run, access, known, env))
 }
 
-/// An access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform allows none).
+/// Handles an access fault: by poison, or by memory that cannot be accessed so (an AMO or LR/SC where the platform
+/// allows none).
 pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
     let access = match exception {
         Exception::FetchAccess => Access::Fetch,
@@ -36,7 +37,7 @@ pub(crate) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exc
     denied(access, run, env, |run, env| super::fault(g, run, access, env))
 }
 
-/// A fault by a pointer to poison says nothing of the instruction.
+/// Forgets the trapped instruction if the fault is by a pointer to poison, which tells nothing of it.
 fn forget_implicit(exit: &mut Exit) {
     if matches!(exit.tinst, TINST_PTE_READ | TINST_PTE_WRITE) {
         exit.tinst = 0;
@@ -65,9 +66,9 @@ fn denied<E: Env>(
     }
 }
 
-/// The entries allowed the access before. Either another hart had just filled one, or this hart knew one as poison still, which it has
-/// forgotten now: then the same will not come again and again, unless other harts drop what they fill as often. Or it is no poison
-/// that denies it.
+/// Returns whether a fault is unexplained: the entries allowed the access before. Either another hart had just filled
+/// one, or this hart knew one as poison still, which it has forgotten now: then the fault does not come again and
+/// again, unless other harts drop what they fill as often. Or it is no poison that denies it.
 fn is_unexplained(run: &mut VcpuRun) -> bool {
     let memory = run.vm.memory.lock();
     let shadow = memory.as_ref().and_then(|memory| memory.shadow.as_ref());
@@ -82,8 +83,8 @@ fn is_unexplained(run: &mut VcpuRun) -> bool {
     times >= MOST
 }
 
-/// A guest that has made an entry valid may wait for hardware to see it, without a fence. Hardware would at some time; so the entry
-/// by which it took its last page fault is brought up to date now and then.
+/// Brings the entry of the vCPU's last page fault up to date, now and then. A guest that has made an entry valid may
+/// wait for hardware to see it, without a fence. Hardware would at some time.
 pub(crate) fn look_again<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     const PAGE_FAULTS: [u64; 3] =
         [Exception::FetchPage.code(), Exception::LoadPage.code(), Exception::StorePage.code()];

@@ -8,7 +8,7 @@ use abi::bundle::VmConfig;
 use alloc::string::String;
 use rv::{Addr, Asid, Gva, PAGE_BYTES};
 
-/// Whether a VM can be steered.
+/// Checks whether a VM can be steered.
 ///
 /// # Errors
 /// A message, if not.
@@ -26,7 +26,7 @@ pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     Ok(())
 }
 
-/// A fence of one page, of the vCPU's own. Says whether it is done: most are, for their tables are known.
+/// Does a fence of one page, of the vCPU's own. Returns whether it is done: most are, because the tables exist.
 #[inline(always)]
 pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
     let Some(root) = run.shadow.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else {

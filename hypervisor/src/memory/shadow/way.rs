@@ -8,8 +8,8 @@ use core::sync::atomic::Ordering;
 use rv::csr::status;
 use rv::{BriefExits, Mode};
 
-/// A store of the vCPU's is about to reach the UART: remembers by which way, if it is supervisor mode's without SUM, which might
-/// have led to a page of user mode.
+/// Remembers the way by which a store of the vCPU's is about to reach the UART, if it is supervisor mode's without SUM,
+/// which might have led to a page of user mode.
 pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
     let (context, satp) = (&run.context, run.bank.csrs.vsatp);
     if env.privilege() != Mode::Supervisor || env.status() & status::SUM != 0 {

@@ -41,10 +41,10 @@ pub(super) enum State {
     Running = 3,
 }
 
-/// What of a vCPU an event changes when it comes, and puts back at its end.
+/// The part of a vCPU's state that an event changes when it is entered, and that is restored when it completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Where it is.
+    /// The program counter.
     pub pc: u64,
     /// Its privilege.
     pub mode: Mode,
@@ -62,7 +62,7 @@ pub(super) struct Event {
     id: u32,
     pub(super) state: State,
     pub(super) is_pending: bool,
-    /// By the numbers above, but for the status.
+    /// The attributes, indexed by the numbers above. The status is not kept here.
     attributes: [u64; ATTRIBUTES],
 }
 
@@ -77,7 +77,8 @@ impl Event {
         EventState { state: self.state as u8, is_pending: self.is_pending, attributes: self.attributes }
     }
 
-    /// From a snapshot: an event that may prefer the harts from one to another. `None` if no kernel could bring it there.
+    /// Restores an event from a snapshot; it may prefer the harts from `first` to `last`. `None` if no kernel could
+    /// bring it there.
     pub(super) fn of(from: &EventState, id: u32, (first, last): (u32, u32)) -> Option<Self> {
         let state = match from.state {
             0 => State::Unused,
@@ -96,12 +97,12 @@ impl Event {
         is_possible.then_some(Self { id, state, is_pending: from.is_pending, attributes })
     }
 
-    /// Who comes first: less is sooner.
+    /// Returns the event's rank: the event with the least one is delivered first.
     pub(super) fn rank(&self) -> (u64, u32) {
         (self.attributes[PRIORITY], self.id)
     }
 
-    /// The hart that it comes to.
+    /// Returns the hart that it is delivered to.
     pub(super) fn hart(&self) -> u32 {
         self.attributes[PREFERRED_HART] as u32
     }
@@ -120,7 +121,7 @@ impl Event {
         all
     }
 
-    /// Whether an attribute may have a value now.
+    /// Checks whether an attribute may have a value now.
     fn check(&self, at: usize, value: u64, is_started: impl Fn(u64) -> bool) -> Result<(), Error> {
         let (writable, valid) = match at {
             PRIORITY => (self.state < State::Enabled, value <= u64::from(u32::MAX)),
@@ -137,7 +138,7 @@ impl Event {
         }
     }
 
-    /// Names the handler: where, and what it finds in a7.
+    /// Sets the handler: its address, and the value of a7.
     pub(super) fn register(&mut self, (pc, arg): (u64, u64)) -> Result<(), Error> {
         self.go(State::Unused, State::Registered)?;
         (self.attributes[ENTRY_PC], self.attributes[ENTRY_ARG]) = (pc, arg);
@@ -158,7 +159,7 @@ impl Event {
         Ok(())
     }
 
-    /// It comes: the vCPU goes on in the handler.
+    /// Enters the event: the vCPU continues in the handler.
     pub(super) fn enter(&mut self, hart: u32, place: &mut Place) {
         (self.state, self.is_pending) = (State::Running, false);
         let flag = |bit, flag| if place.status & bit != 0 { flag } else { 0 };
@@ -174,7 +175,7 @@ impl Event {
         place.a6_a7 = [hart.into(), self.attributes[ENTRY_ARG]];
     }
 
-    /// It is complete: the vCPU goes on where it was, or where the handler has said.
+    /// Completes the event: the vCPU continues where it was, or where the handler has said.
     pub(super) fn leave(&mut self, place: &mut Place) {
         let is_one_shot = self.attributes[CONFIG] & ONE_SHOT != 0;
         self.state = if is_one_shot { State::Registered } else { State::Enabled };

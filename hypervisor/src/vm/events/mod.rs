@@ -1,5 +1,5 @@
-//! Supervisor software events (SBI 3.0, chapter 17): what is registered, enabled, pending and running in a VM, and what the
-//! coming and the end of an event change on a vCPU.
+//! Supervisor software events (SBI 3.0, chapter 17): the events that are registered, enabled, pending and running in a
+//! VM, and the changes of a vCPU when an event is entered and when it completes.
 //!
 //! ```text
 //!        register          enable            comes to its hart
@@ -8,8 +8,8 @@
 //!       unregister          disable              complete          (one shot: complete ──► registered)
 //! ```
 //!
-//! There are two: one of each vCPU's own and one of the VM. Both are for kernels to inject: no other source of events (RAS,
-//! counters that overflow, double traps) is part of a guest's machine.
+//! There are two: one of each vCPU's own and one of the VM. Both are for kernels to inject: no other source of events
+//! (RAS, counters that overflow, double traps) is part of a guest's machine.
 
 mod event;
 
@@ -27,7 +27,7 @@ const ABSENT: [u32; 6] = [0, 1, 0x8000, 0x1_0000, 0x10_0000, 0x10_8000];
 /// The events of a VM.
 #[derive(Debug)]
 pub struct Events {
-    /// By hart.
+    /// The local events, by hart.
     local: Vec<Event>,
     global: Event,
     /// Harts (by bit) to which events may come.
@@ -35,21 +35,21 @@ pub struct Events {
 }
 
 impl Events {
-    /// All unused, for so many harts.
+    /// Makes the events of `harts` harts, all unused.
     #[must_use]
     pub fn new(harts: u32) -> Self {
         let local = (0..harts).map(|hart| Event::new(LOCAL_SOFTWARE, hart)).collect();
         Self { local, global: Event::new(GLOBAL_SOFTWARE, 0), unmasked: 0 }
     }
 
-    /// As a snapshot has them.
+    /// Returns the state for a snapshot.
     #[must_use]
     pub fn save(&self) -> EventsState {
         let local = self.local.iter().map(Event::save).collect();
         EventsState { local, global: self.global.save(), unmasked: self.unmasked }
     }
 
-    /// From there, for so many harts. `None` if they cannot be like that.
+    /// Restores the events from a snapshot, for `harts` harts. `None` if they cannot be like that.
     #[must_use]
     pub fn of(state: &EventsState, harts: u32) -> Option<Self> {
         let own = |(hart, event)| Event::of(event, LOCAL_SOFTWARE, (hart, hart));
@@ -59,7 +59,7 @@ impl Events {
         (local.len() == state.local.len() && local.len() == harts as usize).then_some(Self { local, global, unmasked })
     }
 
-    /// A hart starts anew: nobody will complete what ran on it.
+    /// Resets the events of a hart that starts anew: the handler that ran on it will never complete.
     pub fn start(&mut self, hart: u32) {
         self.unmasked &= !(1 << hart);
         self.local[hart as usize] = Event::new(LOCAL_SOFTWARE, hart);
@@ -77,13 +77,13 @@ impl Events {
         }
     }
 
-    /// The events that are on a hart.
+    /// Returns the events that are on a hart.
     fn on(&mut self, hart: u32) -> impl Iterator<Item = &mut Event> {
         let global = Some(&mut self.global).filter(|event| event.hart() == hart);
         self.local.get_mut(hart as usize).into_iter().chain(global)
     }
 
-    /// Names the handler of an event: where, and what it finds in a7.
+    /// Sets the handler of an event: its address, and the value of a7.
     ///
     /// # Errors
     /// The handler is at an odd address, there is no such event, or it has a handler.
@@ -106,7 +106,7 @@ impl Events {
         Ok(())
     }
 
-    /// Lets an event come. Returns its hart.
+    /// Enables an event. Returns its hart.
     ///
     /// # Errors
     /// There is no such event, or it has no handler or is enabled.
@@ -116,7 +116,7 @@ impl Events {
         Ok(event.hart())
     }
 
-    /// Lets it come no more.
+    /// Disables an event.
     ///
     /// # Errors
     /// There is no such event, or it is not enabled, or running.
@@ -149,7 +149,7 @@ impl Events {
         Ok(())
     }
 
-    /// Lets events come to a hart.
+    /// Unmasks the events of a hart.
     ///
     /// # Errors
     /// They may come already.
@@ -161,7 +161,7 @@ impl Events {
         Ok(())
     }
 
-    /// All attributes of an event.
+    /// Returns all attributes of an event.
     ///
     /// # Errors
     /// There is no such event.
@@ -183,7 +183,8 @@ impl Events {
         self.event(id, hart)?.write(first, values, is_started)
     }
 
-    /// The event that comes to a hart now, if one does: the first of those that are pending, if it is before all that run.
+    /// Returns the event that comes to a hart now, if one does: the first of those that are pending, if it is before
+    /// all that run.
     fn next(&mut self, hart: u32) -> Option<&mut Event> {
         if self.unmasked & 1 << hart == 0 {
             return None;
@@ -194,12 +195,12 @@ impl Events {
         first.min_by_key(|event| event.rank()).filter(|event| event.state == State::Enabled)
     }
 
-    /// Whether [`Events::enter`] has something to do on a hart.
+    /// Returns whether [`Events::enter`] has something to do on a hart.
     pub fn is_due(&mut self, hart: u32) -> bool {
         self.next(hart).is_some()
     }
 
-    /// Lets the event come to a hart, if there is one; says whether there was. The vCPU is at `place`.
+    /// Delivers the event to a hart, if there is one, and returns whether there was. The vCPU is at `place`.
     pub fn enter(&mut self, hart: u32, place: &mut Place) -> bool {
         match self.next(hart) {
             Some(event) => {

@@ -9,7 +9,7 @@ fn place() -> Place {
     Place { pc: 0x1000, mode: Mode::User, status: status::SIE | status::SPP, sepc: 0x2000, a6_a7: [6, 7] }
 }
 
-/// Two harts, to which events may come, with both events enabled on hart 0.
+/// Makes the events of two harts, with both events enabled on hart 0.
 fn enabled() -> Events {
     let mut events = Events::new(2);
     for hart in [0, 1] {

@@ -1,8 +1,8 @@
 //! A guest's CSRs.
 
-/// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. Where it
-/// runs in S mode ([`crate::device::offer::GuestMode`]) the S-level ones are its own, and hold what the names say
-/// here. They stay in the hart between exits and are swapped with the vCPU.
+/// A guest's supervisor state: the VS-level CSRs and those S-level ones that it has to itself. If it runs in S mode
+/// ([`crate::device::offer::GuestMode`]) the S-level ones are its own, and hold what the names say here. They stay in
+/// the hart between exits and are swapped with the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VsCsrs {
     /// `vsstatus`.

@@ -1,10 +1,10 @@
-//! What a vCPU's kernel has asked its firmware for (SBI FWFT).
+//! The firmware features that a vCPU's kernel has asked for (SBI FWFT).
 
 /// The features of [`crate::exit::sbi`]'s FWFT that guests have.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Features {
-    /// It wants misaligned accesses' exceptions itself.
+    /// Set if the kernel handles the exceptions of misaligned accesses itself.
     pub delegates_misaligned: bool,
-    /// That is not to be changed before its next start.
+    /// Set if `delegates_misaligned` must not change before the vCPU's next start.
     pub is_locked: bool,
 }

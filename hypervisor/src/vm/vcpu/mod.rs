@@ -1,4 +1,4 @@
-//! vCPUs: what others see of one, and what the hart that runs it owns.
+//! vCPUs: the part of one that others see, and the part that the hart that runs it owns.
 
 mod adapts;
 mod csrs;

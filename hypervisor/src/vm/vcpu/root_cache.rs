@@ -15,19 +15,19 @@ pub struct RootCache {
     is_tagged: bool,
     /// The roots in its places, at most [`MOST_PLACES`]; 0, which is none, where one is free.
     roots: Vec<u64>,
-    /// Where the next goes if none is free: round robin, as in *Paravirtualized KVM with a CR3 cache*.
+    /// The index that the next root goes to if none is free: round robin, as in *Paravirtualized KVM with a CR3 cache*.
     next: usize,
 }
 
 impl RootCache {
-    /// A page with so many places, all free; at most [`MOST_PLACES`].
+    /// Makes a page with so many places, all free; at most [`MOST_PLACES`].
     #[must_use]
     pub fn new(at: Addr<Gpa>, places: usize, is_tagged: bool) -> Self {
         assert!(places <= MOST_PLACES, "{places} places");
         Self { at, is_tagged, roots: alloc::vec![0; places], next: 0 }
     }
 
-    /// What is behind the kernel's size at first, and where.
+    /// Returns the initial content of the page behind the kernel's size, and its address.
     #[must_use]
     pub fn begin(&self) -> (Addr<Gpa>, Vec<u8>) {
         let mut rest = alloc::vec![0; (bytes(self.roots.len()) - FLAGS_AT) as usize];
@@ -36,8 +36,8 @@ impl RootCache {
         (self.at.wrapping_add(FLAGS_AT), rest)
     }
 
-    /// How it is to be when the kernel has written that to `satp`, and the lane loads those roots: that is there, if the lane loads it, and
-    /// nothing that it does not. `None` if it is so.
+    /// Returns the cache after the kernel has written `root` to `satp`, given the roots that the lane loads. The cache
+    /// then has `root`, if the lane loads it, and no root that the lane does not load. `None` if nothing changes.
     #[must_use]
     pub fn after(&self, root: u64, is_loaded: impl Fn(u64) -> bool) -> Option<Self> {
         let is_gone = |known: &u64| *known != 0 && !is_loaded(*known);
@@ -55,7 +55,7 @@ impl RootCache {
         Some(next)
     }
 
-    /// The places in which it is another than `before`, from the first to the last: where they begin, and what they have.
+    /// Returns the places that differ from `before`, from the first to the last: their address, and their bytes.
     #[must_use]
     pub fn differing(&self, before: &Self) -> (Addr<Gpa>, Vec<u8>) {
         let differs = |at: &usize| self.roots[*at] != before.roots[*at];
@@ -67,7 +67,7 @@ impl RootCache {
         (self.at.wrapping_add(bytes(first)), places.flat_map(u64::to_le_bytes).collect())
     }
 
-    /// What a snapshot says of it.
+    /// Returns the state for a snapshot.
     #[must_use]
     pub fn save(&self) -> RootCacheState {
         RootCacheState { at: self.at.raw(), places: self.roots.len() as u32, is_tagged: self.is_tagged }

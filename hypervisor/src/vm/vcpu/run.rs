@@ -1,4 +1,4 @@
-//! What the one that has a vCPU at a time owns of it: a hart, or a queue.
+//! The part of a vCPU that one hart, queue or list owns at a time.
 
 use super::adapts::Adapts;
 use super::csrs::VsCsrs;
@@ -39,7 +39,7 @@ pub enum Tables {
     Shadow,
 }
 
-/// What exactly one hart, queue or list owns of a vCPU at any time: whoever has the box may run it.
+/// The part of a vCPU that exactly one hart, queue or list owns at any time: the owner of the box may run it.
 pub struct VcpuRun {
     /// The shared part.
     pub shared: Arc<Vcpu>,
@@ -59,13 +59,13 @@ pub struct VcpuRun {
     pub tables: Tables,
     /// In that mode: what its roots cost.
     pub adapts: Option<Box<Adapts>>,
-    /// What its kernel has asked for.
+    /// The firmware features that its kernel has asked for.
     pub features: Features,
     /// The page that its kernel shares, if it does.
     pub root_cache: Option<Box<RootCache>>,
-    /// When it is looked at even if it makes no exit, and what the last look found.
+    /// The time at which it is looked at even if it makes no exit, and the findings of the last look.
     pub watch: Watch,
-    /// What looks have found that are for coalescing.
+    /// The findings of looks for coalescing.
     pub looks: Looks,
     /// Its state on shadow tables.
     pub shadow: ShadowState,
@@ -73,7 +73,7 @@ pub struct VcpuRun {
     pub asids_beyond: u64,
     /// The filler of its VM's G-stage table, from its first load behind one until it is parked.
     pub filler: Option<Arc<Filler>>,
-    /// What is being made ready for the fault that it makes next. Nothing while it is parked.
+    /// The memory that is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
 }
 
@@ -110,7 +110,7 @@ pub struct ShadowState {
 const VSSTATUS_AT_START: u64 = rv::csr::status::UXL_64;
 
 impl VcpuRun {
-    /// A stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
+    /// Makes a stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
         let views = vm.translation.views(&vm.config);
@@ -150,12 +150,13 @@ impl VcpuRun {
         })
     }
 
-    /// Says that it goes on, in case that it was suspended.
+    /// Marks the vCPU as started, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB generation of its VM.
+    /// Returns whether nothing is to be done before it enters its guest, on a hart that has fenced for that TLB
+    /// generation of its VM.
     #[inline(always)]
     #[must_use]
     pub fn may_enter(&self, fenced: impl FnOnce() -> u64) -> bool {
@@ -174,12 +175,12 @@ impl VcpuRun {
         core::mem::replace(&mut self.ready, Ready::Nothing).discard(frames);
     }
 
-    /// Says that its exit is to be made again when a device, or the console, can go on.
+    /// Marks its exit as one that is to be made again when a device, or the console, can go on.
     pub fn hold(&self) {
         self.vm.hold(self.shared.id);
     }
 
-    /// Gnomon itself has written to the lane's log, whose count was that before: these are no fences of the lane's.
+    /// Accounts for Gnomon's own writes to the lane's log, whose count was `before`: these are no fences of the lane's.
     #[inline(always)]
     pub const fn has_logged(&mut self, before: u64) {
         self.shadow.logged = self.shadow.logged.wrapping_add(self.context.lane.log.count().wrapping_sub(before));
@@ -201,15 +202,15 @@ impl VcpuRun {
         counters.lane_satp_read.add(lane.reads() - counters.lane_satp_read.get());
     }
 
-    /// On shadow tables: what its guest has written to `satp`.
+    /// Returns the value that its guest has written to `satp`, on shadow tables.
     #[must_use]
     pub fn satp(&self) -> u64 {
         let lane = &self.context.lane;
         if lane.changes() == self.shadow.changes { self.bank.csrs.vsatp } else { self.shadow.views.key(lane.place()) }
     }
 
-    /// On shadow tables: what the lane has done since is known, too, the present root and `satp`. [`crate::memory::translation`] calls it before
-    /// anything looks at either, and faults do themselves.
+    /// Follows the lane, on shadow tables: the present root and `satp` are known then. [`crate::memory::translation`]
+    /// calls it before anything looks at either, and faults do themselves.
     #[inline(always)]
     pub fn follow_lane(&mut self) {
         if self.context.lane.changes() != self.shadow.changes {
@@ -242,15 +243,16 @@ impl VcpuRun {
         let _ = self.shared.fences.lock().take();
     }
 
-    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). What comes from outside goes
-    /// on: its timer, interrupts that are pending, what others ask of it. It is on no hart, and has forgotten its translations.
+    /// Puts it into the same state at the end of a non-retentive suspend (SBI 2.0, chapter 9.4). Events from outside
+    /// stay: its timer, pending interrupts, the requests of others. It is on no hart, and has forgotten its
+    /// translations.
     pub fn resume_at(&mut self, pc: u64, opaque: u64) {
         let VsCsrs { hvip, vstimecmp, .. } = self.bank.csrs;
         self.clear(pc, opaque);
         (self.bank.csrs.hvip, self.bank.csrs.vstimecmp) = (hvip, vstimecmp);
     }
 
-    /// What of [`VcpuRun::reset`] is of the vCPU's own registers.
+    /// Resets the vCPU's own registers, as a part of [`VcpuRun::reset`].
     fn clear(&mut self, pc: u64, opaque: u64) {
         self.context.x = [0; 32];
         self.context.pc = pc;

@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering;
 use rv::csr::status;
 use rv::{Addr, Interrupt, Mode, VectorCsrs};
 
-/// What a guest can set in its `sstatus`.
+/// The bits that a guest can set in its `sstatus`.
 const STATUS: u64 = status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;
 const FCSR: u64 = 0xff;
 const COUNTERS: u64 = 0xffff_ffff;

@@ -1,4 +1,4 @@
-//! What every hart may see of a vCPU, and what others ask of it.
+//! The state of a vCPU that every hart may see, and the requests that other harts make of it.
 
 use crate::measure::counters::VcpuCounters;
 use crate::sync::Mutex;
@@ -86,9 +86,10 @@ impl FenceQueue {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Vcpu {
-    /// On shadow tables: its `satp`, or [`NO_SPACE`]. In mode `adaptive`, while it is nested, [`ANY_SPACE`]. The lane writes it, and finds behind it what is posted.
+    /// On shadow tables: its `satp`, or [`NO_SPACE`]. In mode `adaptive`, while it is behind the G-stage,
+    /// [`ANY_SPACE`]. The lane writes it, and finds behind it what is posted.
     pub satp: AtomicU64,
-    /// [`request`] bits. Set by anyone, taken by the hart that enters the vCPU.
+    /// [`request`] bits. Any hart sets them; the hart that enters the vCPU takes them.
     pub posted: AtomicU64,
     /// Its VM's number, which no other VM ever has.
     pub vm: u64,
@@ -104,7 +105,7 @@ pub struct Vcpu {
     pub hsm: AtomicU8,
     /// Fences to do at the next entry.
     pub fences: Mutex<FenceQueue>,
-    /// What it did.
+    /// The vCPU's counters.
     pub counters: VcpuCounters,
 }
 
@@ -112,7 +113,7 @@ pub struct Vcpu {
 const _: () = assert!(offset_of!(Vcpu, posted) == offset_of!(Vcpu, satp) + LaneRoots::POSTED_AT);
 
 impl Vcpu {
-    /// vCPU `id` of VM `vm`, stopped.
+    /// Makes vCPU `id` of VM `vm`, stopped.
     #[must_use]
     pub fn new(vm: u64, id: u32) -> Self {
         Self {

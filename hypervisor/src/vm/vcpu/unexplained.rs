@@ -5,13 +5,13 @@
 pub struct Unexplained {
     /// The instruction's address.
     pub pc: u64,
-    /// What it was about.
+    /// The address that the fault was about.
     pub tval: u64,
     /// Which exit of the vCPU's it was.
     pub exit: u64,
     /// [`mmu::shadow::Shadow::emptied`] then.
     pub emptied: u64,
-    /// How often it came with no other exit in between, and with tables that allowed it all the time.
+    /// The number of times that it came with no other exit in between, and with tables that allowed it all the time.
     pub times: u32,
 }
 

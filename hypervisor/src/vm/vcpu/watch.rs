@@ -1,25 +1,25 @@
-//! What looks at a vCPU know of each other ([`crate::exit::watch`]).
+//! The state that looks at a vCPU share ([`crate::exit::watch`]).
 
 use super::csrs::VsTrapRegs;
 
-/// What a vCPU may be looked at for, beside whether it is stuck.
+/// A reason for looks at a vCPU, beside whether it is stuck.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Concern {
     /// The VM's shadow tables: whether wide fences are still many.
     Fences,
-    /// What its root costs.
+    /// The cost of its root.
     Root,
-    /// Whether its pages can be coalesced.
+    /// The coalescing of its pages.
     Pages,
 }
 
 const CONCERNS: usize = 3;
 
-/// When a vCPU is looked at next, and what the last look found.
+/// The time of the next look at a vCPU, and the findings of the last one.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Watch {
     look: u64,
-    /// When there is a look for each concern; 0: there is none.
+    /// The host time of the next look for each concern; 0 if there is none.
     concerns: [u64; CONCERNS],
     /// No look comes before.
     least: u64,
@@ -38,7 +38,7 @@ pub struct Stuck {
 }
 
 impl Watch {
-    /// Host time of the next look.
+    /// Returns the host time of the next look.
     #[must_use]
     pub const fn due(&self) -> u64 {
         self.due
@@ -55,7 +55,7 @@ impl Watch {
         self.due = if due < self.least { self.least } else { due };
     }
 
-    /// A look for that is to come at host time `due`, if nobody has said so before.
+    /// Schedules a look for a concern at host time `due`, unless one is scheduled already.
     #[inline(always)]
     pub const fn begin(&mut self, what: Concern, due: u64) {
         if self.concerns[what as usize] == 0 {
@@ -63,20 +63,20 @@ impl Watch {
         }
     }
 
-    /// The same, whatever was said before.
+    /// Schedules a look for a concern, and replaces the one that was scheduled.
     pub const fn again(&mut self, what: Concern, due: u64) {
         self.concerns[what as usize] = due;
         self.reckon();
     }
 
-    /// Whether a look for that is to come now. Whoever does it says when it is next.
+    /// Returns whether a look for a concern is due. The caller schedules the next one.
     #[must_use]
     pub const fn is_for(&self, what: Concern, now: u64) -> bool {
         let due = self.concerns[what as usize];
         due != 0 && due <= now
     }
 
-    /// The same, and there is no next one unless somebody says so.
+    /// Returns whether a look for a concern is due, and unschedules it.
     pub const fn takes(&mut self, what: Concern, now: u64) -> bool {
         let is_due = self.is_for(what, now);
         if is_due {
@@ -85,21 +85,22 @@ impl Watch {
         is_due
     }
 
-    /// The vCPU is to run until then: while one look was done, another may have fallen due.
+    /// Lets the vCPU run until then: while one look was done, another may have fallen due.
     pub const fn lets_run(&mut self, until: u64) {
         self.least = until;
         self.reckon();
     }
 
-    /// The vCPU comes to a hart, at host time `now`: for the first time, to be looked at in `interval` ticks; else no sooner
-    /// than in `least` ticks, so that it runs between two looks.
+    /// Schedules looks for a vCPU that comes to a hart, at host time `now`: for the first time, to be looked at in
+    /// `interval` ticks; else no sooner than in `least` ticks, so that it runs between two looks.
     pub fn load(&mut self, now: u64, interval: u64, least: u64) {
         self.look =
             if self.look == 0 { now.saturating_add(interval) } else { self.look.max(now.saturating_add(least)) };
         self.reckon();
     }
 
-    /// A look has found that, and the next comes at host time `due`. Says whether the look before found the same.
+    /// Records the finding of a look; the next look comes at host time `due`. Returns whether the look before found the
+    /// same.
     pub fn looked(&mut self, found: Option<Stuck>, due: u64) -> bool {
         self.look = due;
         self.reckon();

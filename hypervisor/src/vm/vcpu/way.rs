@@ -2,22 +2,22 @@
 
 use rv::{Addr, Context, Hpa, PAGE_BYTES, PhysMem};
 
-/// That a vCPU's supervisor mode reaches the register that takes bytes to send by the address that its [`rv::BriefExits`] name, on shadow
-/// tables.
+/// The fact that a vCPU's supervisor mode reaches the register that takes bytes to send by the address that its
+/// [`rv::BriefExits`] name, on shadow tables.
 ///
-/// It is what a TLB may hold (TLB-LIKE): the guest's tables led there at some time since its last fence, in the address space
-/// of that `satp`. Its user mode may have no such right, so it is for supervisor mode only.
+/// It is what a TLB may hold (TLB-LIKE): the guest's tables led there at some time since its last fence, in the address
+/// space of that `satp`. Its user mode may have no such right, so it is for supervisor mode only.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
     satp: u64,
-    /// Where it leads from.
+    /// The guest virtual address that leads there.
     gva: u64,
     /// Fences that the lane had done.
     fences: u64,
     code: Option<Code>,
 }
 
-/// Where the page is that the code lies in, for harts that do not say what trapped.
+/// The location of the page that the code lies in, for harts that do not report the instruction that trapped.
 #[derive(Clone, Copy, Debug)]
 struct Code {
     page: u64,
@@ -30,27 +30,29 @@ impl Way {
     /// None.
     pub const NONE: Self = Self { satp: 0, gva: 0, fences: 0, code: None };
 
-    /// The way that the exit's access has taken, in the address space of `satp`.
+    /// Makes the way that the exit's access has taken, in the address space of `satp`.
     #[must_use]
     pub const fn of(context: &Context, satp: u64) -> Self {
         Self { satp, gva: context.exit.tval, fences: context.lane.fences(), code: None }
     }
 
-    /// The same by the instruction at `pc`, which lies there in RAM after so many edits of the VM's tables.
+    /// Adds the instruction at `pc`, which lies at `there` in RAM after `edits` edits of the VM's tables.
     #[must_use]
     pub const fn by(self, pc: u64, there: Addr<Hpa>, edits: u64) -> Self {
         let code = Code { page: pc & !(PAGE_BYTES - 1), frame: there.align_down(PAGE_BYTES), edits };
         Self { code: Some(code), ..self }
     }
 
-    /// Whether it is the way of the exit's access, and valid in the address space of `satp`, for supervisor mode.
+    /// Returns whether this is the way of the exit's access, and valid in the address space of `satp`, for supervisor
+    /// mode.
     #[inline(always)]
     #[must_use]
     pub const fn is_valid(&self, context: &Context, satp: u64) -> bool {
         self.fences == context.lane.fences() && self.satp == satp && self.gva == context.exit.tval
     }
 
-    /// The 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits of the VM's tables.
+    /// Returns the 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits
+    /// of the VM's tables.
     #[inline(always)]
     #[must_use]
     pub fn insn<M: PhysMem>(&self, pc: u64, edits: u64, mem: &M) -> Option<u32> {

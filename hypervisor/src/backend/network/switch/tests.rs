@@ -13,7 +13,7 @@ fn card(n: u64) -> Mac {
     Mac([2, 0, 0, 0, (n >> 8) as u8, n as u8])
 }
 
-/// What there is to know: whose each address is, and since when.
+/// The expected knowledge: the owner of each address, and the time since when it has it.
 #[derive(Default)]
 struct Model {
     learned: BTreeMap<Mac, (usize, u64)>,

@@ -1,4 +1,4 @@
-//! What the device tree does not tell of a hart, found by writing WARL fields and reading them back.
+//! The properties of a hart that the device tree does not give, found by writing WARL fields and reading them back.
 
 use super::bank::with_bank;
 use alloc::string::String;
@@ -9,7 +9,7 @@ use rv::Format;
 use rv::csr::atp;
 use rv::format::{SV39, SV39X4, SV48, SV48X4, SV57, SV57X4};
 
-/// What guests find on a hart: the same on every hart that Gnomon uses, for they run on any.
+/// The abilities that guests find on a hart: the same on every hart that Gnomon uses, for they run on any.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Abilities {
     /// The bits of `henvcfg` (in S mode: `menvcfg`) that could be set.
@@ -40,7 +40,7 @@ pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<
     Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
 }
 
-/// Whether the guest's root register takes the format; and if so, what remains of the ASID bits.
+/// Checks whether the guest's root register takes the format; if so, returns the ASID bits that remain.
 fn takes(guest: GuestMode, format: &Format, asid_bits: u64) -> Option<u64> {
     let mode = u64::from(format.mode);
     // SAFETY: no guest is entered meanwhile, and Gnomon's own addresses do not go through it.

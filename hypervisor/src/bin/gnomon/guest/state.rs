@@ -1,5 +1,5 @@
-//! Moving a vCPU's registers between its box and the hart. What every exit saves is the trap
-//! vector's; this is the rest, moved only when the hart changes vCPUs.
+//! Moving a vCPU's registers between its box and the hart. The trap vector saves a part at every exit; this is the
+//! rest, moved only when the hart changes vCPUs.
 
 use super::bank::with_bank;
 use super::{GuestHart, S_INTERRUPTS};
@@ -23,7 +23,7 @@ macro_rules! read {
 }
 
 impl GuestHart {
-    /// Loads the CSRs but for the root, which whoever sets the translation loads.
+    /// Loads the CSRs except the root, which is loaded when the translation is set.
     ///
     /// # Safety
     /// No guest's CSRs are loaded that have not been saved.
@@ -130,10 +130,10 @@ impl GuestHart {
         }
     }
 
-    /// Saves floating point and vectors, after the CSRs. In VS mode only if the guest may have changed them since they were
-    /// loaded: they are dirty, or it has them on. (QEMU 10.0 marks only the guest's own state dirty where a CSR such as fcsr
-    /// is written, and the guest may mark that clean.) Where they are not offered they stay off: nobody saves them, so nobody
-    /// may use them. In S mode nothing tells: a guest may mark clean what it has changed.
+    /// Saves floating point and vectors, after the CSRs. In VS mode only if the guest may have changed them since they
+    /// were loaded: they are dirty, or it has them on. (QEMU 10.0 marks only the guest's own state dirty where a CSR
+    /// such as fcsr is written, and the guest may mark that clean.) If they are not offered they stay off: they are not
+    /// saved, so guests may not use them. In S mode nothing tells: a guest may mark clean what it has changed.
     pub fn save_registers(&self, run: &mut VcpuRun, offer: &Offer) {
         if self.mode == GuestMode::Supervisor {
             self.set_status(ON, ON);
@@ -157,13 +157,13 @@ impl GuestHart {
         }
     }
 
-    /// Bytes in a vector register of this hart, which has V.
+    /// Returns the bytes in a vector register of this hart, which has V.
     pub fn vector_bytes(&self) -> usize {
         self.set_status(status::VS, ON);
         csr::vlenb::read() as usize
     }
 
-    /// The host's `status`, with the states of floating point and vectors.
+    /// Returns the host's `status`, with the states of floating point and vectors.
     fn status(&self) -> u64 {
         match self.seat {
             Seat::Firmware => csr::mstatus::read(),

@@ -15,7 +15,7 @@ impl Hart {
         current.as_deref_mut().map_or(Brief::NO, |run| exit::send_byte(run, || guest.privilege(), ram))
     }
 
-    /// The vCPU on this hart, if its exits may be brief.
+    /// Returns the vCPU on this hart, if its exits may be brief.
     #[inline(always)]
     fn plain(&self) -> Option<&VcpuRun> {
         self.current.as_deref().filter(|_| self.is_plain)
@@ -72,15 +72,16 @@ impl Hart {
     }
 }
 
-/// An exit that may send a byte; returns what has come of it, a [`Brief`]. The trap vectors call it on the hart's empty stack.
+/// Handles an exit that may send a byte; returns the result, a [`Brief`]. The trap vectors call it on the hart's empty
+/// stack.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_byte() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     unsafe { this_hart(world::thread_pointer()) }.send_byte().0
 }
 
-/// An exit by a cause that may be brief, but for instructions; returns what has come of it, a [`Brief`]. The trap vectors call it on the
-/// hart's empty stack.
+/// Handles an exit by a cause that may be brief, except instructions; returns the result, a [`Brief`]. The trap vectors
+/// call it on the hart's empty stack.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
@@ -95,7 +96,8 @@ extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     brief.0
 }
 
-/// The same by an instruction. The guest's registers are all in its context. Nothing is known of one that is not brief.
+/// Handles an exit by an instruction that may be brief. The guest's registers are all in its context. Nothing is known
+/// of one that is not brief.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_instruction() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
@@ -108,7 +110,8 @@ extern "C" fn gnomon_instruction() -> u64 {
     brief.0
 }
 
-/// An exit of which something is known, by what [`gnomon_byte`] or [`gnomon_brief`] has returned; else as `gnomon_exit`.
+/// Handles an exit of which something is known, by the result of [`gnomon_byte`] or [`gnomon_brief`]; else like
+/// `gnomon_exit`.
 #[unsafe(no_mangle)]
 extern "C" fn gnomon_known(_: *mut Context, resume: usize, brief: u64) -> ! {
     // SAFETY: the vector has set `tp` and emptied the stack.

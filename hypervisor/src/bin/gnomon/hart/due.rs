@@ -29,17 +29,18 @@ pub(super) struct Ticks {
     pub(super) chores: u64,
 }
 
-/// How much of VM time a vCPU gets before another one, in milliseconds.
+/// The VM time that a vCPU gets before another one, in milliseconds.
 const SLICE_MS: u64 = 10;
-/// How long a vCPU may run without any exit before it is looked at, in milliseconds.
+/// The longest time that a vCPU runs without any exit before it is looked at, in milliseconds.
 const WATCH_MS: u64 = 1000;
-/// How long it runs at least between two looks, in milliseconds: less than a slice.
+/// The shortest time that a vCPU runs between two looks, in milliseconds: less than a slice.
 const LEAST_RUN_MS: u64 = 2;
-/// How far behind those that can make progress a vCPU gets in line when it waits for a store, in parts of a millisecond.
+/// The distance behind vCPUs that can make progress at which one gets in line when it waits for a store, in parts of a
+/// millisecond.
 const BEHIND_PER_MS: u64 = 5;
-/// How often a hart goes on with output that is left, in times per millisecond.
+/// The rate at which a hart goes on with output that is left, in times per millisecond.
 const SERIAL_PER_MS: u64 = 10;
-/// How often a hart that has something else to do does a portion of a chore, in milliseconds.
+/// The interval at which a hart that has something else to do does a portion of a chore, in milliseconds.
 const CHORES_MS: u64 = 1;
 
 impl Due {
@@ -56,7 +57,7 @@ impl Due {
 }
 
 impl Ticks {
-    /// The durations on a machine with that many ticks in a millisecond.
+    /// Makes the durations on a machine with that many ticks in a millisecond.
     pub(super) const fn new(per_ms: u64) -> Self {
         Self {
             slice: SLICE_MS * per_ms,

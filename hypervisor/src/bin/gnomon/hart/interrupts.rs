@@ -13,7 +13,7 @@ use hypervisor::sync::Mutex;
 /// Most devices that interrupt, beside the UART: each has a bit.
 pub const MOST_DEVICES: usize = u64::BITS as usize;
 
-/// A device of the host's that interrupts.
+/// A host device that interrupts.
 #[derive(Debug)]
 pub enum Interrupts {
     /// A guest's disk.
@@ -41,7 +41,7 @@ impl Interrupts {
     }
 }
 
-/// What becomes of an interrupt.
+/// The course that an interrupt takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Course {
     /// The hart handles it: it has no guest, or its guest is the device's user.

@@ -85,8 +85,8 @@ impl Hart {
         self.g.sched.requeue(run, self.index, since);
     }
 
-    /// The vCPU waits for another one's store. If somebody is ready who may make it, they go first. Else it waits in its
-    /// guest, without any exit, until somebody is.
+    /// Handles a vCPU that waits for another one's store. If vCPUs are ready that may make it, they go first. Else it
+    /// waits in its guest, without any exit, until one is.
     pub(super) fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         let now = self.now();
         if self.g.sched.ready_since() > now {

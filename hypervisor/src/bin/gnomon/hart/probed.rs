@@ -1,6 +1,6 @@
-//! Exits that are more than handled: the first, which proves that guests run where they should, and those that somebody wants to be
-//! noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the long way, whose end comes by
-//! here. So all others have no instruction of it, and there is one way that handles them.
+//! Exits that are more than handled: the first, which proves that guests run where they should, and those that a client
+//! wants to be noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
+//! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::{Hart, Probed};
 use abi::control::Event;
@@ -11,7 +11,7 @@ use hypervisor::vm::vcpu::request;
 use rv::{Cause, Exception};
 
 impl Hart {
-    /// Such an exit has come.
+    /// Begins an exit that is more than handled.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_exit(&mut self) {
@@ -33,7 +33,7 @@ impl Hart {
         }
     }
 
-    /// A guest is about to be entered, this one or another.
+    /// Ends a noted exit, when a guest is about to be entered, this one or another.
     #[cold]
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
@@ -45,7 +45,7 @@ impl Hart {
         }
     }
 
-    /// The exit, if it is wanted.
+    /// Returns the exit, if it is wanted.
     fn event(&self, at: u64) -> Option<Event> {
         let run = self.current.as_deref()?;
         if !self.g.asked.wants_exits(run.vm.handle.number, at) {
@@ -62,7 +62,7 @@ impl Hart {
         Some(Event { at, took: 0, idle: 0, vm, vcpu, cause: exit.cause, pc: run.context.pc, tval: exit.tval, detail })
     }
 
-    /// Whether somebody asks now. If not, the hart's exits are plain again.
+    /// Returns whether a client asks now. If not, the hart's exits are plain again.
     fn is_probed(&mut self, now: u64) -> bool {
         if self.g.asked.is_on(now) {
             if !self.shared.probe.is_on() {
@@ -75,7 +75,7 @@ impl Hart {
         false
     }
 
-    /// Looks whether somebody asks, when the hart was kicked.
+    /// Checks whether a client asks, when the hart was kicked.
     pub(super) fn look_who_asks(&mut self) {
         let now = self.now();
         if self.g.asked.is_on(now) {
@@ -89,7 +89,7 @@ impl Hart {
         }
     }
 
-    /// The hart does something else from now on.
+    /// Notes that the hart does something else from now on.
     #[inline]
     pub(super) fn turns(&self, doing: Doing) {
         if !self.is_plain {

@@ -1,4 +1,4 @@
-//! What others ask of a vCPU, done before it enters its guest.
+//! The requests that others make of a vCPU, done before it enters its guest.
 
 use super::{Hart, Leaves};
 use crate::guest::Line;

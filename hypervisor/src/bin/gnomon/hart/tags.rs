@@ -19,7 +19,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// A VM that has not been on this hart.
+    /// Makes the tags of a VM that has not been on this hart.
     pub(super) const fn of(vm: u64, generation: u64) -> Self {
         Self { vm, vmids: Group::new(), fenced: generation }
     }
@@ -40,7 +40,8 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    /// The tags of a hart that has run no guest. `vmid_bits` and `asid_bits` are those of its registers, of which `id_bits` are used.
+    /// Makes the tags of a hart that has run no guest. `vmid_bits` and `asid_bits` are those of its registers, of which
+    /// `id_bits` are used.
     pub(super) fn new(vmid_bits: u32, asid_bits: u32, id_bits: u32) -> Self {
         Self {
             // Lower ones are those of guests on shadow tables.

@@ -20,7 +20,7 @@ struct Driver {
     made: [u16; COUNT],
 }
 
-/// Where a queue is: descriptors, the driver's ring, the device's.
+/// Returns the addresses of a queue: descriptors, the driver's ring, the device's.
 fn at(queue: usize) -> [u64; 3] {
     let start = RAM + 0x1000 * queue as u64;
     [start, start + 0x800, start + 0xa00]
@@ -103,7 +103,7 @@ impl Driver {
         (1..1000).find(|_| once() == Answer::Done(())).expect("it comes to an end")
     }
 
-    /// How many chains came back.
+    /// Returns the number of chains that came back.
     fn came_back(&mut self, queue: usize) -> u16 {
         self.world.load_u16(at(queue)[2] + 2).unwrap()
     }

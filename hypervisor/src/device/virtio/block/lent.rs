@@ -1,11 +1,11 @@
-//! What is written, read by the host's device from the guest's memory itself: nobody copies it.
+//! Lending: the host's device reads the data of a write from the guest's memory itself, so nothing is copied.
 //!
-//! The guest may change it meanwhile, which shows on its own disk alone; and it may lose it, to the pager or by giving it back: then nobody
-//! else has it before the device has read it ([`Loan`]). So the device reads what the guest has put there, or what it has put there since,
-//! and never anybody else's.
+//! The guest may change that memory meanwhile, which shows on its own disk alone. It may also lose it, to the pager or
+//! by giving it back: then no other owner gets the frame before the device has read it ([`Loan`]). So the device reads
+//! what the guest has put there, or what it has put there since, and never another VM's data.
 //!
-//! A part is what was lent at once, down to a whole sector. If that is less than a sector, for the driver has cut it so finely or some of
-//! it may not be lent now, the part is copied as others are.
+//! A part is what was lent at once, down to a whole sector. If that is less than a sector, because the driver has cut
+//! it so finely or some of it may not be lent now, the part is copied as others are.
 
 use super::{Block, Lent, Part, Work};
 use crate::backend::disks::{MOST_FLYING, MOST_LENT, NotBegun, Port, SECTOR, Units};
@@ -15,7 +15,7 @@ use crate::device::virtio::queue::Trouble;
 use crate::device::virtio::wire::block::{HEADER, S_IOERR};
 use mmu::frames::Loan;
 
-/// Requests whose end is noticed each time that a driver asks whether the device stands still.
+/// The number of requests whose end is noticed each time that a driver asks whether the device stands still.
 const AT_ONCE: usize = 8;
 
 impl Work {
@@ -41,8 +41,8 @@ impl Work {
 }
 
 impl Block {
-    /// Whether the host's device reads nothing that was lent by a driver before it has reset the device, or by a queue that was stopped: a
-    /// driver may put something else there when that is done, and it would be written.
+    /// Returns whether the host's device reads no memory that was lent by a driver before it has reset the device, or
+    /// by a queue that was stopped. A driver may put something else there when that is done, and it would be written.
     pub(super) fn stands_still(&mut self) -> bool {
         let mut port = self.port.lock();
         // The rest when the driver asks again.

@@ -1,4 +1,4 @@
-//! What a disk is asked for, and what it says that it can do.
+//! The requests to a disk, and the features that it offers.
 
 use crate::backend::disks::{Clears, Operation, Port, SECTOR};
 use crate::device::virtio::queue::MOST;
@@ -9,7 +9,7 @@ use crate::device::virtio::wire::block::{
 
 /// Bytes of the configuration, as far as it is read.
 const CONFIG: usize = 60;
-/// What was done so far. All only grow.
+/// The device's counts. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Requests to read.
@@ -26,18 +26,18 @@ pub struct Counts {
     pub bytes_read: u64,
     /// Bytes that were to be written.
     pub bytes_written: u64,
-    /// Of those, the ones that the host's device has read, or reads, from the guest's memory itself.
+    /// The part of those bytes that the host's device has read, or reads, from the guest's memory itself.
     pub bytes_lent: u64,
     /// Requests that the host's device was given.
     pub parts: u64,
-    /// Of those, the ones that failed there.
+    /// The number of those that failed there.
     pub errors: u64,
     /// Requests that are none, or that are not for this disk.
     pub refused: u64,
 }
 
 impl Counts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 11] {
         [
             ("disk.reads", self.reads),
@@ -55,7 +55,7 @@ impl Counts {
     }
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     pub(super) operation: Operation,
@@ -64,12 +64,12 @@ pub(super) struct Request {
     pub(super) bytes: u64,
 }
 
-/// What the guest may have cleared: nothing where it may not write.
+/// Returns the ways in which the guest may clear sectors: none if it may not write.
 fn clears(port: &Port) -> Clears {
     if port.device().is_read_only() { Clears::default() } else { port.device().clears() }
 }
 
-/// The features of a disk with so many queues.
+/// Returns the features of a disk with so many queues.
 pub(super) fn features(port: &Port, queues: usize) -> u64 {
     let device = port.device();
     let clears = clears(port);
@@ -83,7 +83,7 @@ pub(super) fn features(port: &Port, queues: usize) -> u64 {
         | given(WRITE_ZEROES, clears.most_zeroed != 0)
 }
 
-/// Its configuration.
+/// Returns its configuration.
 pub(super) fn config(port: &Port, queues: usize) -> [u8; CONFIG] {
     let mut config = [0; CONFIG];
     let (sectors, clears) = (port.device().sectors(), clears(port));
@@ -106,7 +106,7 @@ pub(super) fn config(port: &Port, queues: usize) -> [u8; CONFIG] {
 }
 
 impl Request {
-    /// Says the status if the disk cannot do it.
+    /// Checks whether the disk can do it. The error is the status.
     pub(super) fn check(&self, port: &Port) -> Result<(), u8> {
         let (device, sectors) = (port.device(), self.bytes / SECTOR);
         let end = self.sector.checked_add(sectors);

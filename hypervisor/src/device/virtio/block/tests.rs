@@ -357,7 +357,7 @@ fn a_notification_is_done_in_portions() {
     assert_eq!(rig.come_back()[0].2, S_OK);
 }
 
-/// A life of requests at random, by up to eight queues, each about sectors that no other one is about at the time.
+/// Runs a life of requests at random, by up to eight queues, each about sectors that no other one is about at the time.
 fn live(seed: u64, steps: usize) {
     let queues = [1, 2, 3, 8][(seed / 5 % 4) as usize];
     let mut rig = Rig::with_queues(queues);

@@ -19,20 +19,20 @@ pub(super) struct Work {
     pub(super) request: Option<Request>,
     /// Bytes for which parts were begun.
     pub(super) begun: u64,
-    /// Whether nothing more is to be begun.
+    /// Set if nothing more is to be begun.
     pub(super) is_asked: bool,
     /// Parts in flight.
     pub(super) flying: u32,
-    /// What it has come to so far.
+    /// The status so far.
     pub(super) status: u8,
 }
 
-/// What the host's device does at once.
+/// A part of a request, which the host's device does at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     /// The place of its request.
     pub(super) work: usize,
-    /// Where it begins in the request's data.
+    /// The part's offset in the request's data.
     pub(super) offset: u64,
     pub(super) bytes: usize,
     pub(super) units: Units,
@@ -41,24 +41,24 @@ pub(super) struct Part {
     pub(super) is_lent: bool,
 }
 
-/// How far the next part of a request that is to be lent has come.
+/// The state of the next part of a request that is to be lent.
 pub(super) enum Lent {
-    /// It was begun.
+    /// The part was begun.
     Begun(Part),
-    /// It is to be copied.
+    /// The part is to be copied.
     Not,
     /// The request has failed.
     Failed,
 }
 
 impl Work {
-    /// Nothing is known of it but its chain.
+    /// Begins the work anew: nothing is known of it but its chain.
     pub(super) const fn begin_anew(&mut self) {
         let Self { chain: _, queue: _, request, begun, is_asked, flying, status } = self;
         (*request, *begun, *is_asked, *flying, *status) = (None, 0, false, 0, S_OK);
     }
 
-    /// Whether nothing has failed so far.
+    /// Returns whether nothing has failed so far.
     pub(super) const fn is_well(&self) -> bool {
         self.status == S_OK
     }
@@ -70,8 +70,8 @@ impl Work {
         }
     }
 
-    /// Reads the one segment of a request to discard sectors or to zero them, as what is to be done, where, and with how many bytes.
-    /// Says the status if there is none, or not such a one.
+    /// Reads the one segment of a request to discard sectors or to zero them: the operation, the first sector, and the
+    /// number of bytes. The error is the status, if there is no valid segment.
     pub(super) fn segment(&self, kind: u32, outside: &mut dyn Outside) -> Result<Result<Request, u8>, Trouble> {
         if self.chain.room(false) != (HEADER + SEGMENT) as u64 {
             return Ok(Err(S_IOERR));
@@ -88,7 +88,8 @@ impl Work {
         Ok(Ok(Request { operation, sector: u64::from_le_bytes(sector), bytes }))
     }
 
-    /// Copies the data of a part, or what is left of it, from or to the guest. Where there is no memory for it the request fails.
+    /// Copies the data of a part, or the rest of it, from or to the guest. If there is no memory for it, the request
+    /// fails.
     pub(super) fn copy(
         &mut self,
         part: &mut Part,

@@ -1,7 +1,8 @@
-//! What driver and device say to each other about ports (chapter 5.3.6.2), by two queues of their own.
+//! The messages of driver and device about ports (chapter 5.3.6.2), by two queues of their own.
 //!
-//! What a driver is to be told is a bit for each port and kind of message, and is said when there is a buffer for it. So whatever it asks
-//! for, and however often, takes no memory; and what is not true any more when its turn comes is not said.
+//! A message that is owed to a driver is a bit for each port and kind of message, and is sent when there is a buffer
+//! for it. So requests take no memory, however many there are; and a message that is not true any more when its turn
+//! comes is not sent.
 
 use super::port::PortCounts;
 use crate::device::interface::Outside;
@@ -20,45 +21,45 @@ pub(super) const PORTS: usize = 1 + MAX_PORTS;
 /// Bytes of a message: port, kind, value.
 const MESSAGE: usize = 8;
 
-/// What is owed, in the order in which it is said: there is such a port,
+/// The messages that are owed, in the order in which they are sent: there is such a port,
 const ADD: u8 = 1 << 0;
 /// it is a console,
 const CONSOLE: u8 = 1 << 1;
 /// it has a name,
 const NAME: u8 = 1 << 2;
-/// whoever was connected is gone,
+/// the connection is closed,
 const CLOSE: u8 = 1 << 3;
-/// somebody is connected.
+/// a connection is open.
 const OPEN: u8 = 1 << 4;
 const ALL: u8 = ADD | CONSOLE | NAME | CLOSE | OPEN;
 
-/// What a port is.
+/// The kind of a port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// Nothing: there is none of that number.
     None,
     /// The VM's console.
     Console,
-    /// One with a name.
+    /// A port with a name.
     Named(String),
 }
 
-/// What the driver knows of the ports.
+/// The driver's knowledge of the ports.
 #[derive(Debug)]
 pub(super) struct Control {
     /// The ports, by number: [`PORTS`] at most.
     kinds: Vec<Kind>,
     known: [PortState; PORTS],
-    /// To which ports somebody is connected.
+    /// Set for ports with a connection.
     is_there: [bool; PORTS],
-    /// What the driver says.
+    /// The chain with the driver's message.
     hearing: Option<Chain>,
-    /// Where the next message goes.
+    /// The chain for the next message.
     telling: Option<Chain>,
 }
 
 impl Control {
-    /// That of a device with these ports, after reset. Somebody is at the console.
+    /// Makes the state of a device with these ports, after reset. The console has a connection.
     pub(super) fn new(mut kinds: Vec<Kind>) -> Self {
         kinds.truncate(PORTS);
         let mut is_there = [false; PORTS];
@@ -66,17 +67,17 @@ impl Control {
         Self { kinds, known: Default::default(), is_there, hearing: None, telling: None }
     }
 
-    /// What the driver knows of a port.
+    /// Returns the driver's knowledge of a port.
     pub(super) const fn known(&self, port: usize) -> PortState {
         self.known[port]
     }
 
-    /// All that it knows.
+    /// Returns all that the driver knows.
     pub(super) const fn save(&self) -> [PortState; PORTS] {
         self.known
     }
 
-    /// Goes on from there, where nobody is connected to a port that has a name.
+    /// Restores the state, without connections to ports that have names.
     pub(super) fn restore(&mut self, known: [PortState; PORTS]) {
         self.known = known;
         for (port, known) in self.known.iter_mut().enumerate() {
@@ -88,24 +89,24 @@ impl Control {
         (0..PORTS).for_each(|port| self.meet(port, self.is_there[port]));
     }
 
-    /// The driver starts over.
+    /// Resets the state: the driver starts over.
     pub(super) fn reset(&mut self) {
         self.known = Default::default();
         self.stop(CONTROL_TRANSMIT);
         self.stop(CONTROL_RECEIVE);
     }
 
-    /// What was begun of a queue is nobody's.
+    /// Drops the work that was begun for a queue.
     pub(super) fn stop(&mut self, at: usize) {
         if at == CONTROL_TRANSMIT { self.hearing = None } else { self.telling = None }
     }
 
-    /// Whether something is begun of a queue.
+    /// Returns whether work is begun for a queue.
     pub(super) const fn has_begun(&self, at: usize) -> bool {
         if at == CONTROL_TRANSMIT { self.hearing.is_some() } else { self.telling.is_some() }
     }
 
-    /// Somebody connects to a port, or whoever did is gone.
+    /// Notes that a port is connected, or no longer.
     pub(super) fn connect(&mut self, port: usize, is_there: bool) {
         if self.is_there[port] && is_there {
             // Somebody else: the driver sees an end first.
@@ -115,7 +116,7 @@ impl Control {
         self.meet(port, is_there);
     }
 
-    /// What the driver is to be told of that.
+    /// Marks the messages about that which are owed to the driver.
     fn meet(&mut self, port: usize, is_there: bool) {
         let known = &mut self.known[port];
         if !known.is_ready {
@@ -178,7 +179,7 @@ impl Control {
         Ok(())
     }
 
-    /// What is said next: of which port, and what.
+    /// Returns the next message to be sent: its port and its kind.
     fn due(&self) -> Option<(usize, u8)> {
         let port = self.known.iter().position(|known| known.owed != 0)?;
         let owed = self.known[port].owed;

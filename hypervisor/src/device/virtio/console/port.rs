@@ -1,7 +1,8 @@
-//! A port that has a name, and whoever of the host's is connected to it.
+//! A port that has a name, and the program of the host's that is connected to it.
 //!
-//! What the one says waits here until the other takes it, a few KiB in each direction: then whoever says more waits, the guest's driver
-//! without its buffer, the host's program without an answer that more was taken. What the guest says to nobody is nothing.
+//! Data waits here until the other side takes it, a few KiB in each direction: then the sender waits, the guest's
+//! driver without its buffer, the host's program without an answer that more was taken. Data that the guest sends
+//! without a connection is dropped.
 
 use crate::device::interface::Outside;
 use crate::device::virtio::portion::{Budget, STEP, Stop, next_chain};
@@ -13,23 +14,23 @@ use alloc::collections::VecDeque;
 /// Bytes that are taken of what the guest says at once.
 const PIECE: usize = 1 << 10;
 
-/// What was done so far. All only grow.
+/// The counts of ports. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PortCounts {
     /// Bytes that the guest has sent.
     pub bytes_out: u64,
     /// Bytes that it was given.
     pub bytes_in: u64,
-    /// Bytes that it has sent while nobody was connected.
+    /// Bytes that the guest has sent while no program was connected.
     pub unheard: u64,
     /// Buffers that came back as they were, since there is no room in them, or no memory.
     pub refused: u64,
-    /// What it has said of ports that means nothing.
+    /// Messages of the guest about ports that mean nothing.
     pub nonsense: u64,
 }
 
 impl PortCounts {
-    /// Every count with its name, as `docs/counters.md` lists them.
+    /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 5] {
         [
             ("ports.bytes_out", self.bytes_out),
@@ -41,18 +42,18 @@ impl PortCounts {
     }
 }
 
-/// Somebody who is connected.
+/// A connection.
 #[derive(Debug, Default)]
 struct Line {
     /// Which connection it is.
     number: u32,
-    /// How many bytes were taken for the guest.
+    /// The number of bytes that were taken for the guest.
     taken: u64,
-    /// Those of them that it does not have yet.
+    /// The bytes of those that the guest does not have yet.
     input: VecDeque<u8>,
     /// The place of the first byte of the guest's that is kept.
     from: u64,
-    /// What the guest has said from there on.
+    /// The guest's bytes from there on.
     output: VecDeque<u8>,
 }
 
@@ -60,14 +61,14 @@ struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Port {
     line: Option<Line>,
-    /// What the driver sends, and how many bytes of it were taken.
+    /// The chain that the driver sends, and the number of its bytes that were taken.
     sending: Option<(Chain, u64)>,
-    /// Where the next bytes for the guest go, and how many are there.
+    /// The chain for the next bytes for the guest, and the number of bytes in it.
     receiving: Option<(Chain, usize)>,
 }
 
 impl Port {
-    /// Whoever is connected says something. Returns whether that is somebody new.
+    /// Takes data from the connected program. Returns whether the connection is a new one.
     pub(super) fn hear(&mut self, said: &Exchange) -> bool {
         let is_new = self.line.as_ref().is_none_or(|line| line.number != said.connection);
         if is_new {
@@ -86,7 +87,7 @@ impl Port {
         is_new
     }
 
-    /// What there is to hear.
+    /// Returns the data that the connected program can hear.
     pub(super) fn heard(&self, said: &Exchange, is_open: bool) -> Heard {
         let Some(line) = &self.line else { return Heard { is_open, ..Heard::default() } };
         let most = if said.from == line.from { said.most as usize } else { 0 };
@@ -97,12 +98,12 @@ impl Port {
         Heard { taken: line.taken, waiting: line.input.len() as u32, bytes, is_open }
     }
 
-    /// Whether that connection is there.
+    /// Returns whether the port has that connection.
     pub(super) fn has(&self, connection: u32) -> bool {
         self.line.as_ref().is_some_and(|line| line.number == connection)
     }
 
-    /// Nobody is connected any more.
+    /// Closes the connection.
     pub(super) fn close(&mut self) {
         self.line = None;
         if let Some((_, done)) = &mut self.receiving {
@@ -110,12 +111,12 @@ impl Port {
         }
     }
 
-    /// What was begun of a queue is nobody's.
+    /// Drops the work that was begun for a queue.
     pub(super) fn stop(&mut self, is_sent: bool) {
         if is_sent { self.sending = None } else { self.receiving = None }
     }
 
-    /// Whether something is begun of a queue.
+    /// Returns whether work is begun for a queue.
     pub(super) const fn has_begun(&self, is_sent: bool) -> bool {
         if is_sent { self.sending.is_some() } else { self.receiving.is_some() }
     }
@@ -161,7 +162,7 @@ impl Port {
         Ok(())
     }
 
-    /// Gives the driver some of what there is for it, if it has a buffer for that.
+    /// Gives the driver some of the data for it, if it has a buffer for that.
     pub(super) fn receive(
         &mut self,
         counts: &mut PortCounts,

@@ -52,13 +52,13 @@ impl Rig {
         rig
     }
 
-    /// The driver starts, and has printed something.
+    /// Starts the driver, which has printed something.
     fn start(&mut self) {
         self.driver.start(1 << 28, ENTRIES);
         self.driver.device.backend_mut().has_sent = true;
     }
 
-    /// What the board does when something may have come of an access, or of time.
+    /// Does the board's work after an access, or after some time.
     fn pass(&mut self) {
         if self.uart.has_received() {
             self.driver.device.take_input(&mut self.uart, &mut self.driver.world);
@@ -105,14 +105,14 @@ impl Rig {
         self.pass();
     }
 
-    /// What has come back of what was offered: the bytes.
+    /// Returns the bytes in the buffers that have come back of those that were offered.
     fn typed(&mut self) -> Vec<Vec<u8>> {
         self.choose(RECEIVE);
         let used = self.used();
         used.into_iter().map(|(place, bytes)| self.bytes(data(place), bytes as usize).to_vec()).collect()
     }
 
-    /// How much has come back of what was printed.
+    /// Returns the number of buffers that have come back of those that were printed.
     fn printed(&mut self) -> usize {
         self.choose(TRANSMIT);
         self.used().len()
@@ -248,7 +248,8 @@ fn a_reset_ends_what_is_under_way() {
     assert!(rig.world.printed.ends_with(b"new") && rig.printed() == 1);
 }
 
-/// Stops both queues with a chain of each under way, and makes them ready anew. Says whether there was one, which the seed decides.
+/// Stops both queues with a chain of each under way, and makes them ready anew. Returns whether there was one, which
+/// the seed decides.
 fn stop(seed: u64) -> bool {
     let mut rig = Rig::new();
     rig.world.room = 1100;
@@ -350,7 +351,8 @@ fn it_goes_on_elsewhere_without_a_byte_twice_or_lost() {
     assert!(device().restore(&DeviceState::Virtio(wild)).is_err());
 }
 
-/// A life at random: all comes as it was sent and typed, whatever room there is, and whatever memory is not there yet.
+/// Runs a life at random: all bytes come as they were sent and typed, whatever room there is, and whatever memory is
+/// not there yet.
 fn live(seed: u64) {
     let (mut rig, random) = (Rig::new(), &mut Random(seed));
     rig.world.later = (!seed.is_multiple_of(3)).then_some(seed);

@@ -1,4 +1,4 @@
-//! Queues beside models: a driver that plays by the rules, with whom another hart meddles, and rings of random bytes.
+//! Tests of queues beside models: a driver that keeps the rules, while another hart meddles, and rings of random bytes.
 
 use super::*;
 use crate::device::interface::tests::{RAM, World};
@@ -27,14 +27,14 @@ fn world() -> World {
 struct Driver {
     layout: Layout,
     agreed: Agreed,
-    /// Descriptors that nobody uses.
+    /// Descriptors that are not in use.
     free: Vec<u16>,
-    /// What was made available and has not come back: the descriptors of each, by the head.
+    /// The chains that were made available and have not come back: the descriptors of each, by the head.
     out: Vec<(u16, Vec<u16>)>,
-    /// What was made available and is still to be seen by the device.
+    /// The chains that were made available and are still to be seen by the device.
     expected: VecDeque<Vec<Buffer>>,
     made: u16,
-    /// How much it had made available when it last thought of notifying.
+    /// The count of available chains when the driver last considered a notification.
     notified: u16,
     seen: u16,
 }
@@ -98,7 +98,7 @@ impl Driver {
         self.expected.push_back(buffers);
     }
 
-    /// Whether it is to notify, of all that it has added since it was asked last.
+    /// Returns whether the driver is to notify, for all chains that it has added since the last call.
     fn must_notify(&mut self, world: &mut World) -> bool {
         let before = core::mem::replace(&mut self.notified, self.made);
         if !self.agreed.event_index {
@@ -120,7 +120,7 @@ impl Driver {
         }
     }
 
-    /// Goes to sleep until something comes back; says whether something has already.
+    /// Sleeps until a chain comes back; returns whether one has already.
     fn sleep(&mut self, world: &mut World) -> bool {
         if self.agreed.event_index {
             world.store_u16(DRIVER + 4 + 2 * u64::from(self.layout.size), self.seen).unwrap();
@@ -176,7 +176,8 @@ impl GuestMemory for Meddling<'_> {
     }
 }
 
-/// A life of a queue: all that is made available is taken, once and in order, all comes back, and nobody sleeps for ever.
+/// Runs the life of a queue: all chains that are made available are taken, once and in order, all come back, and
+/// neither side sleeps for ever.
 fn life(seed: u64, broken: Option<Broken>) -> Result<(), &'static str> {
     let random = &mut Random(seed * 2 + 1);
     let layout = layout(1 << random.below(7));
@@ -236,7 +237,7 @@ fn everything_comes_through_and_nobody_sleeps_for_ever() {
     }
 }
 
-/// What a ring of these bytes holds, as plainly as can be said.
+/// Returns the next chain of a ring with these bytes, by the plainest possible code.
 fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Option<Vec<Buffer>>, ()> {
     let bytes = |gpa: u64, count: usize| ram.get((gpa.checked_sub(RAM)? as usize)..).and_then(|rest| rest.get(..count));
     let number =
@@ -281,7 +282,7 @@ fn model(ram: &[u8], layout: Layout, agreed: Agreed, taken: u16) -> Result<Optio
     }
 }
 
-/// A wild ring beside the model. Says whether there was a chain in it.
+/// Takes a chain of a wild ring, and of the model. Returns whether there was one.
 fn wild(seed: u64, broken: Option<Broken>) -> Result<bool, &'static str> {
     let random = &mut Random(seed * 2 + 1);
     let size = 1 << random.below(4);

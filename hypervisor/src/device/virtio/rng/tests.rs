@@ -19,10 +19,10 @@ const DATA: u64 = RAM + 0x1000;
 /// A host that has the bytes 1, 1, 1, ..., then 2, 2, 2, ...
 #[derive(Default)]
 struct Model {
-    /// How often it was asked.
+    /// The number of times that it was asked.
     asked: usize,
     is_asked: bool,
-    /// How many bytes the piece has that has come.
+    /// The number of bytes of the piece that has come.
     come: Option<usize>,
     pieces: u8,
 }
@@ -75,7 +75,7 @@ impl Rig {
         Self::beside(&source, &model, 0)
     }
 
-    /// Another guest at the same source.
+    /// Makes another guest at the same source.
     fn beside(source: &Arc<Mutex<Source>>, model: &Arc<Mutex<Model>>, slot: usize) -> Self {
         let place = Place::at(source);
         place.set_user(Handle { slot, number: 70 + slot as u64 });
@@ -102,14 +102,14 @@ impl Rig {
         assert_eq!(self.set(0x050, 0), Answer::Done(()), "nobody waits");
     }
 
-    /// A piece of so many bytes has come. Says whose it is.
+    /// Makes a piece of so many bytes come. Returns the member that has it.
     fn come(&mut self, count: usize) -> Option<usize> {
         self.model.lock().come = Some(count);
         let user = self.source.lock().attend();
         user.map(|user| user.slot)
     }
 
-    /// How many buffers have come back, and how many bytes the last one has.
+    /// Returns the number of buffers that have come back, and the number of bytes in the last one.
     fn back(&self) -> (u16, u32) {
         let count = u16::from_le_bytes([self.bytes(DEVICE + 2, 1)[0], 0]);
         let last = DEVICE + 8 + 8 * u64::from(count.wrapping_sub(1) % 8);

@@ -1,8 +1,9 @@
 //! Messages of 9P2000.L, as far as a device has to know them.
 //!
-//! What the host's device cannot read, it takes for a broken driver, and does nothing more for anybody. So each message is looked
-//! through before it comes there: every field that its type has is in it. What the fields mean is the host's affair; but for the
-//! lengths of what is to come back, since Gnomon has the room for that, and the numbers of files, whose count the host does not bound.
+//! The host's device takes a message that it cannot read for a broken driver, and then does nothing more for any VM. So
+//! each message is checked before it comes there: every field that its type has is in it. The meaning of the fields is
+//! the host's affair, with two exceptions: the lengths of answers, since Gnomon has the room for them, and the numbers
+//! of files, whose count the host does not bound.
 
 use crate::backend::shares::MOST_MESSAGE;
 
@@ -13,7 +14,7 @@ pub(super) const ERROR: usize = 11;
 /// The longest message but one that writes, and the longest answer but to one that reads: names have up to 255 bytes, a walk up to 16
 /// of them, a path up to 4096 bytes.
 pub(super) const SMALL: usize = 6 << 10;
-/// Where the two messages that read say how much: behind a file's number and an offset.
+/// The offset of the count in the two messages that read: behind a file's number and an offset.
 const COUNT_AT: usize = HEAD + 12;
 /// Bytes of an answer in front of what was read.
 pub(super) const READ_HEAD: usize = HEAD + 4;
@@ -22,7 +23,7 @@ pub(super) const MOST_FILES: u32 = 1 << 16;
 /// The longest extended attribute that can be set: the host's device keeps it in its own memory.
 const MOST_ATTRIBUTE: u64 = 4096;
 
-/// Why nothing comes of a message: Linux's numbers of errors, which are the protocol's.
+/// The reason why a message fails: Linux's numbers of errors, which are the protocol's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Errno {
     TooBig = 7,
@@ -46,13 +47,13 @@ const WRITE: u8 = 118;
 const RLERROR: u8 = 7;
 const RVERSION: u8 = 101;
 
-/// What a client of this device speaks.
+/// The dialect that a client of this device speaks.
 const DIALECT: &[u8] = b"9P2000.L";
 
 /// A field of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Field {
-    /// So many bytes.
+    /// A number of bytes.
     Plain(usize),
     /// The number that a file is to have.
     NewFile,
@@ -108,7 +109,7 @@ pub(super) struct Head {
     pub(super) tag: u16,
 }
 
-/// What a message has changed of the files that a guest has numbers of.
+/// The change that a message has made to the file numbers of a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     /// Nothing.
@@ -121,10 +122,10 @@ pub(super) enum Change {
     None,
 }
 
-/// What is to be done with a message.
+/// The verdict on a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// It is for the host's device, as it stands there now.
+    /// The message is for the host's device, in its present form.
     Pass,
     /// This is answered.
     Answer(Answer),
@@ -138,7 +139,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Nothing came of it.
+    /// Makes the answer to a message that failed.
     pub(super) fn error(tag: u16, why: Errno) -> Self {
         Self::new(RLERROR, tag, &[&(why as u32).to_le_bytes()])
     }
@@ -172,7 +173,7 @@ impl Head {
         message[5..HEAD].copy_from_slice(&self.tag.to_le_bytes());
     }
 
-    /// Checks what the head alone tells, of a message whose buffers have `there` bytes.
+    /// Checks the head alone, of a message whose buffers have `there` bytes.
     pub(super) fn check(self, there: u64) -> Result<(), Errno> {
         if self.bytes < HEAD || self.bytes as u64 > there {
             return Err(Errno::Invalid);
@@ -187,12 +188,12 @@ impl Head {
         }
     }
 
-    /// Where the message says how many bytes it asks for, if it reads.
+    /// Returns the offset at which the message says how many bytes it asks for, if it reads.
     pub(super) fn count_at(self) -> Option<usize> {
         matches!(self.kind, READ | READ_FOLDER).then_some(COUNT_AT)
     }
 
-    /// Looks through a whole message, and shortens what it asks for to what there is `room` for, in bytes of an answer.
+    /// Checks a whole message, and shortens the answer that it asks for to `room`, in bytes.
     ///
     /// The head is this one: the guest may have written there since it was read.
     pub(super) fn examine(self, message: &mut [u8], room: usize) -> Verdict {
@@ -215,7 +216,7 @@ impl Head {
         Verdict::Pass
     }
 
-    /// What has come of a message that was passed, by its answer.
+    /// Returns the change that a message has made, which was passed, by its answer.
     pub(super) fn change(self, message: &[u8], answer: &[u8]) -> Change {
         /// No such file, in an answer of [`RLERROR`].
         const NO_ENTRY: u64 = 2;
@@ -274,7 +275,7 @@ fn take<'a>(rest: &mut &'a [u8], bytes: usize) -> Result<&'a [u8], Errno> {
     rest.split_off(..bytes).ok_or(Errno::Invalid)
 }
 
-/// A number of up to 8 bytes.
+/// Decodes a number of up to 8 bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }

@@ -15,7 +15,7 @@ const WRITE: u8 = 118;
 const READ: u8 = 116;
 const CLUNK: u8 = 120;
 
-/// A message: its type, its tag, and what is behind.
+/// Makes a message: its type, its tag, and the rest.
 fn message(kind: u8, tag: u16, rest: &[u8]) -> Vec<u8> {
     let length = (HEAD + rest.len()) as u32;
     [&length.to_le_bytes()[..], &[kind], &tag.to_le_bytes(), rest].concat()
@@ -49,7 +49,7 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|n| (n.wrapping_mul(seed | 1) >> 3) as u8 ^ seed as u8).collect()
 }
 
-/// What the host answers: as many bytes as are asked for, or nothing.
+/// Returns the host's answer: as many bytes as are asked for, or nothing.
 fn reply(message: &[u8]) -> Vec<u8> {
     let (kind, tag) = (message[4], number(&message[5..7]) as u16);
     match kind {

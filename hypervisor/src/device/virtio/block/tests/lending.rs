@@ -1,4 +1,4 @@
-//! What is written, lent to the host's device.
+//! Tests of writes that are lent to the host's device.
 
 use super::*;
 use mmu::frames::Piece;
@@ -7,7 +7,7 @@ fn write(sector: u64, content: Vec<u8>) -> Made {
     Made::new(T_OUT, sector, content.len() as u64, content)
 }
 
-/// What was lent for the requests that the host's device has begun, in bytes.
+/// Returns the bytes that were lent for each request that the host's device has begun.
 fn lent(rig: &Rig) -> Vec<usize> {
     let model = rig.model.lock();
     model.begun.iter().filter_map(|(token, _)| model.lent.get(&token.0)).map(|loan| loan.bytes()).collect()
@@ -187,7 +187,7 @@ fn a_portion_is_one_by_what_is_lent() {
     assert_eq!((rig.used().len(), rig.bytes(STATUSES, 1)), (64, &[S_OK][..]));
 }
 
-/// As many writes as there may be, each of 4 KiB buffers that follow each other, 64 of them: one piece.
+/// Makes the largest possible number of writes, each of 64 buffers of 4 KiB that follow each other: one piece.
 fn make_long_writes(rig: &mut Rig) {
     rig.model.lock().most = MOST_FLYING;
     rig.poke(HEADERS, &[u64::from(T_OUT), 0].map(u64::to_le_bytes).concat());

@@ -22,33 +22,33 @@ pub(super) const STATUSES: u64 = RAM + 0x1_2000;
 /// Data: 256 KiB for each.
 pub(super) const DATA: u64 = RAM + 0x2_0000;
 pub(super) const DATA_BYTES: u64 = 256 << 10;
-/// How many requests are made at a time.
+/// The number of requests that are made at a time.
 pub(super) const MOST_MADE: usize = 8;
 
 pub(super) const NEW: u8 = 0xee;
-/// What is read where sectors were discarded.
+/// The byte that is read from discarded sectors.
 pub(super) const DISCARDED: u8 = 0xd5;
 
 /// A request that the host's device has finished, what has come of it, and what it has read of what was lent for it.
 type Done = (Token, Asked, Result<(), IoError>, Option<Vec<u8>>);
 
-/// What the host's device has, beside its buffer.
+/// The state of the host's device, beside its buffer.
 pub(super) struct Model {
     pub(super) sectors: Vec<u8>,
     pub(super) is_read_only: bool,
     pub(super) clears: Clears,
-    /// What it has begun.
+    /// The requests that it has begun.
     pub(super) begun: Vec<(Token, Asked)>,
     /// Most pieces that are lent to it for one request: none, and it is asked by way of its buffer.
     pub(super) most_pieces: usize,
-    /// What was lent for what it has begun.
+    /// The memory that was lent for them.
     pub(super) lent: BTreeMap<u16, Loan>,
-    /// What it is to have finished when it is looked at.
+    /// The requests that it reports as finished next.
     pub(super) done: VecDeque<Done>,
     pub(super) tokens: u16,
-    /// How many requests it takes at a time.
+    /// The number of requests that it takes at a time.
     pub(super) most: usize,
-    /// It takes none at all.
+    /// Set if it takes none at all.
     pub(super) is_broken: bool,
 }
 
@@ -74,7 +74,8 @@ impl Model {
         flying.any(|asked| units.first < end(asked.units) && asked.units.first < end(units))
     }
 
-    /// Finishes one of the requests that it has begun. What was lent for it is in that RAM, and lent no more.
+    /// Finishes one of the requests that it has begun. The memory that was lent for it is in that RAM, and lent no
+    /// more.
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>, ram: &[u8]) {
         let (token, asked) = self.begun.remove(at);
         let read = |loan: Loan| {
@@ -180,7 +181,7 @@ impl HostDevice for ModelDisk {
     fn acknowledge(&mut self) {}
 }
 
-/// The segment of a request to clear sectors.
+/// Returns the segment of a request to clear sectors.
 pub(super) fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
@@ -197,7 +198,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// One that is still to be made.
+    /// Returns a request that is still to be made.
     pub(super) const fn new(kind: u32, sector: u64, bytes: u64, content: Vec<u8>) -> Self {
         Self { kind, sector, bytes, content, queue: 0 }
     }
@@ -210,7 +211,7 @@ pub(super) struct Rig {
     pub(super) model: Arc<Mutex<Model>>,
     /// By place.
     pub(super) made: [Option<Made>; MOST_MADE],
-    /// Whether each side says from where on it wants to hear from the other.
+    /// Set if each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
     /// By queue: how much was available when it last thought of notifying.
     pub(super) told: Vec<u16>,
@@ -248,7 +249,7 @@ impl Rig {
         rig
     }
 
-    /// Resets the device and sets it up. What was lent to the host's device it has finished with by then.
+    /// Resets the device and sets it up. By then the host's device has finished with lent memory.
     pub(super) fn start(&mut self) {
         while self.set(0x070, 0) == Answer::Again {
             self.finish_one_lent();
@@ -264,7 +265,7 @@ impl Rig {
         self.driver.bytes(gpa, bytes as usize)
     }
 
-    /// The buffers of a request, cut where the driver likes.
+    /// Makes the buffers of a request, cut where the driver likes.
     pub(super) fn request(&mut self, place: usize, made: Made, cuts: &[u32]) {
         let at = place as u64;
         let (header, status, data) = (HEADERS + 64 * at, STATUSES + at, DATA + DATA_BYTES * at);
@@ -296,7 +297,7 @@ impl Rig {
         assert!(done, "a notification comes to an end");
     }
 
-    /// The same, and the device has the moments that it asks for.
+    /// Notifies the device, and gives it the moments that it asks for.
     pub(super) fn notify(&mut self) {
         self.notify_once();
         self.settle();
@@ -323,7 +324,7 @@ impl Rig {
         panic!("it asks for moments for ever");
     }
 
-    /// The host's device finishes the first thing that was lent for.
+    /// Finishes the first request with lent memory, as the host's device.
     pub(super) fn finish_one_lent(&mut self) {
         let model = self.model.lock();
         let at = model.begun.iter().position(|(token, _)| model.lent.contains_key(&token.0));
@@ -331,13 +332,13 @@ impl Rig {
         self.finish_unsaid(at.expect("something is lent"), Ok(()));
     }
 
-    /// The host's device finishes something, and does not interrupt yet.
+    /// Finishes a request, as the host's device, and does not interrupt yet.
     pub(super) fn finish_unsaid(&mut self, at: usize, result: Result<(), IoError>) {
         let model = Arc::clone(&self.model);
         model.lock().finish(at, result, &self.world.ram);
     }
 
-    /// The host's device finishes something, and interrupts.
+    /// Finishes a request, as the host's device, and interrupts.
     pub(super) fn finish(&mut self, at: usize, result: Result<(), IoError>) {
         self.finish_unsaid(at, result);
         self.port.lock().attend();
@@ -351,7 +352,8 @@ impl Rig {
         }
     }
 
-    /// What has come back, by whichever queue: places, what was made there, the status, and how much was written.
+    /// Returns the requests that have come back, by whichever queue: places, the request that was made there, the
+    /// status, and the number of bytes written.
     pub(super) fn come_back(&mut self) -> Vec<(usize, Made, u8, u32)> {
         let (mut all, chosen) = (Vec::new(), self.chosen());
         for queue in 0..self.told.len() {

@@ -79,7 +79,7 @@ fn a_full_queue_keeps_no_other_waiting() {
     assert!(back[0] >= 60, "{back:?}");
 }
 
-/// Whether fewer are in the queue that is meant than it has entries.
+/// Returns whether the chosen queue has fewer chains than it has entries.
 fn back_is_short(rig: &Rig) -> bool {
     rig.available.wrapping_sub(rig.seen) < ENTRIES
 }

@@ -1,4 +1,4 @@
-//! Ports that have names, as a driver sees them, and those who are connected to them.
+//! Tests of ports that have names, as a driver sees them, and of the programs that are connected to them.
 
 use super::super::*;
 use crate::device::interface::tests::RAM;
@@ -45,7 +45,7 @@ impl DerefMut for Rig {
     }
 }
 
-/// A message: port, kind, value.
+/// Makes a message: port, kind, value.
 fn message(port: u32, kind: u16, value: u16) -> [u8; 8] {
     let words = u64::from(port) | u64::from(kind) << 32 | u64::from(value) << 48;
     words.to_le_bytes()
@@ -58,7 +58,7 @@ impl Rig {
         rig
     }
 
-    /// One whose driver knows all ports.
+    /// Makes a rig whose driver knows all ports.
     fn ready(is_console: bool) -> Self {
         let mut rig = Self::new(is_console);
         rig.offer_messages(0..8);
@@ -89,7 +89,7 @@ impl Rig {
         assert!(is_done, "a notification comes to an end");
     }
 
-    /// Says something of ports.
+    /// Sends a message about ports.
     fn tell(&mut self, message: &[u8]) {
         self.say(CONTROL_TRANSMIT, 63, message);
         self.choose(CONTROL_TRANSMIT);
@@ -103,14 +103,14 @@ impl Rig {
         self.notify(queue);
     }
 
-    /// What the driver was given since.
+    /// Returns the data that the driver was given since.
     fn given(&mut self, queue: usize) -> Vec<Vec<u8>> {
         self.choose(queue);
         let used = self.used();
         used.into_iter().map(|(place, bytes)| self.bytes(data(place), bytes as usize).to_vec()).collect()
     }
 
-    /// What it was told of ports.
+    /// Returns the messages about ports that the driver was sent.
     fn told(&mut self) -> Vec<Vec<u8>> {
         self.given(CONTROL_RECEIVE)
     }
@@ -248,7 +248,7 @@ fn who_does_not_listen_holds_back_its_own_port_only() {
     assert_eq!(rig.used().len(), 2);
 }
 
-/// Things at random: each side has what the other has said.
+/// Runs a life at random: each side has what the other has said.
 fn live(seed: u64) {
     let (mut rig, random) = (Rig::ready(seed.is_multiple_of(2)), &mut Random(seed));
     rig.tell(&message(1, event::PORT_OPEN, 1));

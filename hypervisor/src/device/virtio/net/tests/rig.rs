@@ -16,9 +16,9 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 pub(super) use alloc::vec;
 
-/// Where each place of the transmit queue has what it sends: 2 KiB each.
+/// The start of the data that the places of the transmit queue send: 2 KiB each.
 pub(super) const SENT: u64 = RAM + 0x8000;
-/// The same for what comes.
+/// The start of the buffers that the places of the receive queue offer: 2 KiB each.
 pub(super) const GIVEN: u64 = SENT + 64 * 2048;
 const TABLES: u64 = RAM + 0x2000;
 const PLACES: usize = 64;
@@ -30,12 +30,12 @@ pub(super) const OTHER_TOO: Mac = Mac([2, 9, 9, 9, 9, 2]);
 pub(super) const ALL: Mac = Mac([0xff; 6]);
 pub(super) const NOBODY: Mac = Mac([0; 6]);
 
-/// The address of a card.
+/// Returns the address of a card.
 pub(super) fn mac(at: usize) -> Mac {
     Mac([2, 0, 0, 0, 0, at as u8 + 1])
 }
 
-/// A frame, known by a number if it is long enough.
+/// Makes a frame, known by a number if it is long enough.
 pub(super) fn frame(destination: Mac, source: Mac, bytes: usize, number: u64) -> Vec<u8> {
     let mut frame = [&destination.0[..], &source.0, &[0x88, 0xb5], &number.to_le_bytes()].concat();
     frame.extend((0..bytes as u64).map(|n| (n.wrapping_mul(number | 1) >> 2) as u8));
@@ -43,13 +43,13 @@ pub(super) fn frame(destination: Mac, source: Mac, bytes: usize, number: u64) ->
     frame
 }
 
-/// What the host's device has.
+/// The state of the host's device.
 pub(super) struct Model {
-    /// What is to come.
+    /// The frames that are to come.
     incoming: VecDeque<Vec<u8>>,
-    /// What it was given, and is not done with.
+    /// The frames that it was given, and is not done with.
     pub(super) sent: Vec<Arc<Frame>>,
-    /// How much it takes at a time.
+    /// The number of frames that it takes at a time.
     pub(super) room: usize,
 }
 
@@ -101,12 +101,12 @@ pub(super) struct Rig {
     pub(super) network: Network,
     pub(super) model: Arc<Mutex<Model>>,
     pub(super) cards: Vec<Card>,
-    /// Whether each side says from where on it wants to hear from the other.
+    /// Set if each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
 }
 
 impl Rig {
-    /// So many, each with a driver that has offered all its buffers.
+    /// Makes `count` cards, each with a driver that has offered all its buffers.
     pub(super) fn new(count: usize) -> Self {
         let model = Arc::new(Mutex::new(Model { incoming: VecDeque::new(), sent: Vec::new(), room: 50 }));
         let device = ModelNetwork { model: Arc::clone(&model), frames: (0..16).map(|_| Arc::default()).collect() };
@@ -134,7 +134,7 @@ impl Rig {
         card.device.store(offset, 4, value.into(), &mut card.world)
     }
 
-    /// A driver resets its card and sets it up.
+    /// Resets a card and sets it up, as its driver.
     pub(super) fn restart(&mut self, at: usize) {
         let card = &mut self.cards[at];
         (card.available, card.seen, card.told) = ([0; 2], [0; 2], [0; 2]);
@@ -208,7 +208,7 @@ impl Rig {
         assert!(done, "a notification comes to an end");
     }
 
-    /// What has come back in a queue: places, and how many bytes were written.
+    /// Returns the buffers that have come back in a queue: places, and the number of bytes written.
     pub(super) fn used(&mut self, at: usize, queue: usize) -> Vec<(usize, u32)> {
         let ring = RAM + 0x1000 * queue as u64 + 0xa00;
         let (index, mut all) = (self.peek(at, ring + 2), Vec::new());
@@ -253,7 +253,7 @@ impl Rig {
         self.notify(at, RECEIVE);
     }
 
-    /// The frames that a card's driver was given.
+    /// Returns the frames that a card's driver was given.
     pub(super) fn received(&mut self, at: usize) -> Vec<Vec<u8>> {
         let used = self.used(at, RECEIVE);
         let mut all = Vec::new();
@@ -265,14 +265,14 @@ impl Rig {
         all
     }
 
-    /// A frame comes from the world.
+    /// Sends a frame from the world.
     pub(super) fn world_sends(&mut self, frame: &[u8]) {
         self.model.lock().incoming.push_back(frame.to_vec());
         self.network.acknowledge();
         self.settle();
     }
 
-    /// What the world has got.
+    /// Returns the frames that the world has got.
     pub(super) fn world_has(&mut self) -> Vec<Vec<u8>> {
         self.model.lock().sent.drain(..).map(|frame| frame.content().to_vec()).collect()
     }
@@ -281,12 +281,12 @@ impl Rig {
         self.cards[0].world.now
     }
 
-    /// Time goes on.
+    /// Lets time pass.
     pub(super) fn pass(&mut self, ticks: u64) {
         self.cards.iter_mut().for_each(|card| card.world.now += ticks);
     }
 
-    /// Looks after those that frames wait for.
+    /// Serves the cards that frames wait for.
     fn deliver(&mut self) {
         self.network.take_in(self.now());
         while let Some((user, _)) = self.network.next_due() {
@@ -295,7 +295,7 @@ impl Rig {
         }
     }
 
-    /// Goes on until there is nothing more to be done, or somebody waits for something.
+    /// Runs all cards until there is nothing more to be done, or one waits for something.
     pub(super) fn settle(&mut self) {
         for _ in 0..300 {
             self.deliver();
@@ -316,7 +316,7 @@ impl Rig {
     }
 }
 
-/// Who has sent what, by numbers, and what of that has arrived.
+/// The frames of each sender, by numbers, and those of them that have arrived.
 #[derive(Default)]
 pub(super) struct Flows {
     sent: BTreeMap<u64, (usize, usize)>,
@@ -326,12 +326,12 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// That was sent to a card, to the world (3) or to all (4).
+    /// Records a frame that was sent to a card, to the world (3) or to all (4).
     pub(super) fn sent(&mut self, from: usize, to: usize, number: u64) {
         self.sent.insert(number, (from, to));
     }
 
-    /// Looks at what has arrived.
+    /// Checks the frames that have arrived.
     pub(super) fn check(&mut self, rig: &mut Rig) {
         for at in 0..rig.cards.len() {
             for got in rig.received(at) {

@@ -17,20 +17,20 @@ use core::ops::{Deref, DerefMut};
 pub(super) const MESSAGES: u64 = RAM + 0x2_0000;
 pub(super) const PLACE: u64 = 512 << 10;
 const ROOM: u64 = 256 << 10;
-/// How many messages are under way at a time.
+/// The largest number of messages under way at a time.
 pub(super) const MOST_PLACES: usize = 40;
 
-/// What the host's device has, beside its buffer.
+/// The state of the host's device, beside its buffer.
 #[derive(Default)]
 pub(super) struct Model {
-    /// What it has begun: with the message as it was then.
+    /// The requests that it has begun, each with the message as it was then.
     pub(super) begun: Vec<(Token, Asked, Vec<u8>)>,
-    /// What it has answered when it is looked at, and how much it says that is.
+    /// The requests that it reports as answered next, and the length that it claims for each answer.
     done: VecDeque<(Token, Asked, Vec<u8>, usize)>,
     tokens: u16,
-    /// It refuses all.
+    /// Set if it refuses all.
     pub(super) is_broken: bool,
-    /// How many messages it takes at a time.
+    /// The number of messages that it takes at a time.
     pub(super) most: Option<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Model {
         self.done.push_back((token, asked, answer, said));
     }
 
-    /// The same, and lies about how long the answer is.
+    /// Answers a message with a false length of the answer.
     pub(super) fn lie(&mut self, at: usize, said: usize) {
         let (token, asked, _) = self.begun.remove(at);
         self.done.push_back((token, asked, Vec::new(), said));
@@ -138,7 +138,7 @@ impl Rig {
         self.driver.start(1 | 1 << 28, ENTRIES);
     }
 
-    /// Where the message of a place is, and where its answer is to be.
+    /// Returns the addresses of a place's message and of its answer.
     pub(super) fn at(place: usize) -> (u64, u64) {
         let start = MESSAGES + PLACE * place as u64;
         (start, start + ROOM)
@@ -173,7 +173,7 @@ impl Rig {
         panic!("a notification comes to no end");
     }
 
-    /// The host's interrupt, and whatever moments the device asks for.
+    /// Raises the host's interrupt, and gives the device the moments that it asks for.
     pub(super) fn moment(&mut self) {
         self.port.lock().attend();
         for _ in 0..10_000 {
@@ -186,7 +186,7 @@ impl Rig {
         panic!("a moment comes to no end");
     }
 
-    /// What has come back since: by place, with how many bytes.
+    /// Returns the messages that have come back since: by place, with the number of bytes.
     pub(super) fn come_back(&mut self) -> Vec<(usize, usize)> {
         self.used().into_iter().map(|(place, bytes)| (place, bytes as usize)).collect()
     }
@@ -213,7 +213,7 @@ impl Rig {
         taken.len()
     }
 
-    /// Whether the device wants to be reset.
+    /// Returns whether the device wants to be reset.
     pub(super) fn is_lost(&mut self) -> bool {
         matches!(self.get(0x070, 4), Access::Done(status) if status & 64 != 0)
     }

@@ -23,7 +23,7 @@ fn walk(from: u32, to: u32, names: u16) -> Vec<u8> {
     message(WALK, 1, &[&from.to_le_bytes()[..], &to.to_le_bytes(), &names].concat())
 }
 
-/// A walk has come so far.
+/// Makes the answer to a walk that has come so far.
 fn walked(names: u16) -> Vec<u8> {
     let files: Vec<u8> = (0..names).flat_map(|_| [0; 13]).collect();
     message(WALK + 1, 1, &[&names.to_le_bytes()[..], &files].concat())
@@ -33,7 +33,7 @@ fn xattrwalk(from: u32, to: u32) -> Vec<u8> {
     message(XATTRWALK, 1, &[&from.to_le_bytes()[..], &to.to_le_bytes(), &text("")].concat())
 }
 
-/// The session has begun.
+/// Makes the answer that begins a session.
 fn versioned() -> Vec<u8> {
     let mut answer = version(8192, "9P2000.L");
     answer[4] += 1;
@@ -44,13 +44,13 @@ fn remove(file: u32) -> Vec<u8> {
     message(REMOVE, 1, &file.to_le_bytes())
 }
 
-/// A message that has been done, with nothing else to be told.
+/// Makes the answer to a message that has been done, with nothing else to be told.
 fn done(kind: u8) -> Vec<u8> {
     message(kind + 1, 1, &[0; 13])
 }
 
 impl Rig {
-    /// The host's device answers that to a message, and the guest hears it.
+    /// Answers a message, as the host's device, and has the guest hear that.
     fn hear(&mut self, message: &[u8], answer: Vec<u8>) {
         self.message(0, message, 600, &[]);
         self.notify();
