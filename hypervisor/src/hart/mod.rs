@@ -1,5 +1,5 @@
-//! Harts: the functions that each offers ([`env`]), the time that each spends on other VMs ([`budget`]), the state that others see of it ([`harts`]), and the queues of ready vCPUs
-//! ([`sched`]).
+//! Harts: the functions that each offers ([`env`]), the time that each spends on other VMs ([`budget`]), the state that others
+//! see of it ([`harts`]), and the queues of ready vCPUs ([`sched`]).
 
 pub mod budget;
 pub mod env;

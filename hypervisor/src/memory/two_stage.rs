@@ -111,7 +111,7 @@ pub(crate) fn touch<E: Env>(
         filled.map_err(|why| g.unresolved(why, env))
     });
     match done {
-        Ok(Some(Filled::Elsewhere)) => return None,
+        Ok(Some(Filled::Elsewhere)) => None,
         Ok(Some(Filled::Mapped { hpa, how })) => {
             forget_older(g, vm, (gpa, access), how, env);
             look(g, env);
