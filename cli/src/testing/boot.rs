@@ -249,7 +249,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let swap = test.swap.map(swap_file).transpose()?;
     let disks = test.disk.map(|_| run_dir()).transpose()?;
     if let Some(dir) = &disks {
-        for (number, file) in files.iter_mut().take(test.vms).enumerate() {
+        for (number, file) in files.iter_mut().take(at_once).enumerate() {
             let path = dir.path().join(format!("disk{number}"));
             file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
         }

@@ -212,14 +212,44 @@ impl CsrInsn {
     }
 }
 
-/// Returns whether an instruction is `sfence.vma` with an address: a part of [`System::decode`], at a small part of its cost.
+/// `wfi`.
+pub const WFI: u64 = 0x1050_0073;
+/// `wrs.nto`.
+pub const WRS_NTO: u64 = 0x00d0_0073;
+
+/// Returns whether an instruction is `sfence.vma`: a part of [`System::decode`], at a small part of its cost.
+#[inline(always)]
+#[must_use]
+pub const fn is_fence(insn: u64) -> bool {
+    /// All bits but those of rs1 and rs2.
+    const MASK: u64 = 0xfe00_7fff;
+    insn & MASK == 0x1200_0073
+}
+
+/// Returns whether an instruction is `sfence.vma` with an address.
 #[inline(always)]
 #[must_use]
 pub const fn is_fence_of_page(insn: u64) -> bool {
-    /// All bits but those of rs1 and rs2.
-    const MASK: u64 = 0xfe00_7fff;
     const RS1: u64 = 31 << 15;
-    insn & MASK == 0x1200_0073 && insn & RS1 != 0
+    is_fence(insn) && insn & RS1 != 0
+}
+
+/// Returns the destination register of an access to a CSR that holds `old`, and the value that the CSR gets, on a hart with the integer
+/// registers `x`: [`CsrInsn::of`] and [`CsrInsn::apply`], at a part of their cost. `None` if the instruction is no such access.
+#[inline(always)]
+#[must_use]
+pub const fn accessed(insn: u64, old: u64, x: &[u64; 32]) -> Option<(u8, u64)> {
+    let (rd, source, funct3) = ((insn >> 7 & 31) as u8, (insn >> 15 & 31) as usize, insn >> 12 & 7);
+    let operand = if funct3 & 4 != 0 { source as u64 } else { x[source] };
+    let new = match (funct3 & 3, source) {
+        (0, _) => return None,
+        (1, _) => operand,
+        // Without a source they only read.
+        (_, 0) => old,
+        (2, _) => old | operand,
+        _ => old & !operand,
+    };
+    Some((rd, new))
 }
 
 /// Returns whether an instruction of this opcode names the CSR `csr`: a part of [`System::decode`], at a small part of its cost. If its `funct3`
@@ -286,8 +316,16 @@ mod tests {
                 _ => seed,
             };
             let decoded = System::decode(insn);
-            let is_fence = matches!(decoded, Some(System::Fence(FenceInsn { kind: FenceKind::Sfence, rs1: 1.., .. })));
-            assert_eq!(is_fence_of_page(insn.into()), is_fence, "{insn:#x}");
+            let is_of_page =
+                matches!(decoded, Some(System::Fence(FenceInsn { kind: FenceKind::Sfence, rs1: 1.., .. })));
+            assert_eq!(is_fence_of_page(insn.into()), is_of_page, "{insn:#x}");
+            assert_eq!(is_fence(insn.into()), matches!(decoded, Some(System::Fence(f)) if f.kind == FenceKind::Sfence));
+            assert_eq!(u64::from(insn) == WFI, decoded == Some(System::Wfi));
+            assert_eq!(u64::from(insn) == WRS_NTO, decoded == Some(System::WrsNto));
+            let x = core::array::from_fn(|n| n as u64 * 0x9e37_79b9);
+            if let Some(System::Csr(access)) = decoded {
+                assert_eq!(accessed(insn.into(), 77, &x), Some((access.rd, access.apply(77, &x))), "{insn:#x}");
+            }
             let is_access = System::access_to(insn, number::SATP).is_some();
             assert_eq!(names_csr(insn.into(), number::SATP) && insn >> 12 & 3 != 0, is_access, "{insn:#x}");
         }

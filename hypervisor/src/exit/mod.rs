@@ -24,7 +24,7 @@ use crate::hart::env::Env;
 use crate::vm::vcpu::VcpuRun;
 use alloc::format;
 use memory::{access_fault, guest_page_fault, page_fault};
-use rv::system::System;
+use rv::system::{WFI, WRS_NTO};
 use rv::{Access, Cause, Exception, Interrupt, Mode, Trap};
 
 /// Handles an exit of the vCPU loaded on this hart.
@@ -111,15 +111,14 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         insn => insn,
     };
     let from = env.privilege();
-    let decoded = u32::try_from(insn).ok().and_then(System::decode);
-    match (decoded, from) {
-        (Some(System::Wfi), Mode::Supervisor) => {
+    match (insn, from) {
+        (WFI, Mode::Supervisor) => {
             run.context.skip(4);
             run.shared.counters.wfis.bump();
             return Outcome::Wait;
         }
         // Zawrs: traps where WFI does, but in user mode as well.
-        (Some(System::WrsNto), _) => {
+        (WRS_NTO, _) => {
             run.context.skip(4);
             run.shared.counters.wrs_ntos.bump();
             return Outcome::Yield;

@@ -257,7 +257,8 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let Abilities { vmid_bits, asid_bits, .. } = joining.abilities;
     let reach = Arc::clone(&joining.reach);
     let (contexts, devices) = joining.host;
-    if contexts[index].is_some() {
+    if let Some(context) = &contexts[index] {
+        context.join();
         seat.enable_external();
     }
     Hart::new(Start { g, index, seat, guest, ram, reach, contexts, devices, vmid_bits, asid_bits }).run()
@@ -551,7 +552,7 @@ fn plic_contexts(seat: Seat, machine: &Machine, sources: impl Iterator<Item = u3
         };
         match sources.take() {
             Some(sources) => PlicContext::start(machine, context?, sources),
-            None => PlicContext::quiet(machine, context?),
+            None => PlicContext::of(machine, context?),
         }
     };
     machine.harts.iter().map(context).collect::<Vec<_>>().leak()

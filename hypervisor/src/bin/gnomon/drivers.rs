@@ -153,15 +153,18 @@ impl PlicContext {
         Some(this)
     }
 
-    /// The context of another hart, which gets no interrupts yet.
-    pub fn quiet(machine: &Machine, context: u32) -> Option<Self> {
-        let this = Self { base: machine.plic?.start, context, uart: machine.uart?.source };
+    /// The context of another hart than the boot hart. That hart makes it ready ([`PlicContext::join`]).
+    pub fn of(machine: &Machine, context: u32) -> Option<Self> {
+        Some(Self { base: machine.plic?.start, context, uart: machine.uart?.source })
+    }
+
+    /// Makes the context of the calling hart ready: no source interrupts it yet. (Firmware that starts a hart closes its contexts.)
+    pub fn join(&self) {
         // SAFETY: as for `start`.
         unsafe {
-            (0..32).for_each(|word| mmio::write32(this.enables() + 4 * word, 0));
-            mmio::write32(this.base + 0x20_0000 + 0x1000 * u64::from(context), 0);
+            (0..32).for_each(|word| mmio::write32(self.enables() + 4 * word, 0));
+            mmio::write32(self.base + 0x20_0000 + 0x1000 * u64::from(self.context), 0);
         }
-        Some(this)
     }
 
     fn enables(&self) -> u64 {

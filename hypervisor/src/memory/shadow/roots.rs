@@ -15,7 +15,7 @@ use core::sync::atomic::Ordering;
 use mmu::gstage::Ready;
 use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
 use rv::csr::atp::{self, Satp};
-use rv::system::{CsrInsn, FenceInsn, FenceKind, System, names_csr, number};
+use rv::system::{FenceInsn, FenceKind, System, accessed, is_fence, names_csr, number};
 use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
 
 /// Returns the paging that a guest's `satp` asks for, or `None` if that is not offered.
@@ -210,13 +210,18 @@ pub(crate) fn instruction<E: Env>(
         return None;
     }
     let has_svinval = || g.offer.isa.has("svinval");
-    let outcome = match System::decode(u32::try_from(insn).ok()?)? {
-        System::Fence(FenceInsn { kind: FenceKind::Sfence, .. }) => own_fence(g, run, insn, env),
-        System::Fence(FenceInsn { kind: FenceKind::Sinval, .. }) if has_svinval() => own_fence(g, run, insn, env),
-        // Each SINVAL.VMA is a whole fence here.
-        System::SfenceWInval | System::SfenceInvalIr if has_svinval() => Outcome::Resume,
-        System::Csr(access) if access.csr == number::SATP => return access_satp(g, run, insn, env),
-        _ => return None,
+    // First the instructions that guests execute often.
+    let outcome = if is_fence(insn) {
+        own_fence(g, run, insn, env)
+    } else if names_csr(insn, number::SATP) {
+        return access_satp(g, run, insn, env);
+    } else {
+        match System::decode(u32::try_from(insn).ok()?)? {
+            System::Fence(FenceInsn { kind: FenceKind::Sinval, .. }) if has_svinval() => own_fence(g, run, insn, env),
+            // Each SINVAL.VMA is a whole fence here.
+            System::SfenceWInval | System::SfenceInvalIr if has_svinval() => Outcome::Resume,
+            _ => return None,
+        }
     };
     run.context.skip(4);
     Some(outcome)
@@ -234,9 +239,8 @@ fn own_fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> O
 /// it is no such instruction.
 #[inline(always)]
 fn written(run: &VcpuRun, insn: u64) -> Option<(u8, u64)> {
-    let access = CsrInsn::of(insn as u32)?;
-    let new = access.apply(run.bank.csrs.vsatp, &run.context.x);
-    Some((access.rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
+    let (rd, new) = accessed(insn, run.bank.csrs.vsatp, &run.context.x)?;
+    Some((rd, new & !(run.asids_beyond << atp::ID_SHIFT)))
 }
 
 /// Executes an instruction that trapped in the mode `from`, like hardware, if it changes `satp` to a value that
