@@ -9,12 +9,10 @@
 use super::edit;
 use super::kept::Kept;
 use super::mega::{NoMega, Small};
+use super::policy::{Images, OWNED, Policy, Superpages};
 use super::ready::{Content, Ready, Supplies, Unresolved, with_ready};
 use super::region::{Object, Prot, Region};
-use super::space::{
-    AddressSpace, How, Images, OWNED, Policy, Publish, ResolveError, Resolved, Superpages, Taken, around, arrival,
-    filled,
-};
+use super::space::{AddressSpace, How, Publish, ResolveError, Resolved, Taken, around, arrival, filled};
 use crate::frames::{Frames, Run};
 use crate::stale::Stale;
 use crate::table;

@@ -9,36 +9,14 @@
 
 use super::edit;
 use super::mega::{NoMega, mega_in, take_mega};
+use super::policy::Superpages;
 use super::ready::{Ready, Supplies, Unresolved};
 use super::region::{Object, Region, region_in};
-use super::space::{AddressSpace, Counters, How, Policy, Superpages};
-use crate::frames::{Frames, Owner, Run};
+use super::space::{Filler, How};
+use crate::frames::{Frames, Run};
 use crate::table;
-use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use rv::{Access, Addr, Entry, Format, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
-
-/// The parts of an [`AddressSpace`] that never change, for harts that fill its table at once.
-#[derive(Debug)]
-pub struct Filler {
-    format: &'static Format,
-    owner: Owner,
-    policy: Policy,
-    root: Pfn<Hpa>,
-    regions: Vec<Region>,
-    counts: Counts,
-}
-
-/// Counters of the filler.
-#[derive(Default, Debug)]
-struct Counts {
-    anonymous_4k: AtomicU64,
-    anonymous_2m: AtomicU64,
-    mega_denied: AtomicU64,
-    spurious: AtomicU64,
-    tables: AtomicU64,
-}
+use core::sync::atomic::Ordering::Relaxed;
+use rv::{Access, Addr, Entry, Gpa, Hpa, Level, PhysMem, Pte, PteFlags};
 
 /// The entry at which a walk ended.
 struct Found {
@@ -61,44 +39,7 @@ pub enum Filled {
     Elsewhere,
 }
 
-impl AddressSpace {
-    /// Returns the filler of its table. From now on no region can be added.
-    pub fn filler(&mut self) -> Arc<Filler> {
-        let filler = self.filler.get_or_insert_with(|| {
-            Arc::new(Filler {
-                format: self.format,
-                owner: self.owner,
-                policy: self.policy,
-                root: self.root.first(),
-                regions: self.regions.clone(),
-                counts: Counts::default(),
-            })
-        });
-        Arc::clone(filler)
-    }
-}
-
 impl Filler {
-    /// The first page of the root table, for `hgatp`.
-    #[must_use]
-    pub const fn root(&self) -> Pfn<Hpa> {
-        self.root
-    }
-
-    /// The events that the filler has counted.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        let Counts { anonymous_4k, anonymous_2m, mega_denied, spurious, tables } = &self.counts;
-        Counters {
-            anonymous_4k: anonymous_4k.load(Relaxed),
-            anonymous_2m: anonymous_2m.load(Relaxed),
-            mega_denied: mega_denied.load(Relaxed),
-            spurious: spurious.load(Relaxed),
-            tables: tables.load(Relaxed),
-            ..Counters::default()
-        }
-    }
-
     /// Resolves a fault of `access` at `gpa`, if it is the filler's. The caller has a share of the lock of the address space, and discards what is left in
     /// `ready` in the end.
     ///

@@ -2,8 +2,9 @@
 //! done to a part of it breaks it into 2 MiB first.
 
 use super::edit;
+use super::policy::{OWNED, Superpages};
 use super::region::Object;
-use super::space::{AddressSpace, OWNED, Publish, Superpages, around, order};
+use super::space::{AddressSpace, Publish, around, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::table;

@@ -1,6 +1,7 @@
 //! What a guest gives back: its pages become untouched again, a portion at a time (BOUNDED), with one fence for each portion.
 
-use super::space::{AddressSpace, OWNED};
+use super::policy::OWNED;
+use super::space::AddressSpace;
 use crate::frames::Frames;
 use crate::stale::Stale;
 use rv::format::ENTRIES;

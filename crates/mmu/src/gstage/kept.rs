@@ -18,10 +18,9 @@
 //! (*Nested Paging in bhyve*, section on A/D emulation). The next access is a fault that the entry alone answers.
 
 use super::edit;
+use super::policy::{Ad, OWNED, Policy};
 use super::region::Object;
-use super::space::{
-    Ad, AddressSpace, How, OWNED, Policy, Resolved, SwapSlot, Translation, around, arrival, filled, order,
-};
+use super::space::{AddressSpace, How, Resolved, SwapSlot, Translation, around, arrival, filled, order};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;

@@ -2,9 +2,10 @@
 
 use super::edit;
 use super::kept::Kept;
+use super::policy::{OWNED, Superpages};
 use super::ready::{COPIED_AT_ONCE, Content, Ready, Supplies};
 use super::region::{Object, Region, regions_from};
-use super::space::{AddressSpace, OWNED, Superpages, Taken};
+use super::space::{AddressSpace, Taken};
 use crate::frames::{Frames, Owner, Run};
 use crate::stale::Stale;
 use crate::walk::Slot;

@@ -30,6 +30,7 @@ mod give_back;
 mod kept;
 mod mega;
 mod originals;
+mod policy;
 mod promote;
 mod ready;
 mod region;
@@ -38,16 +39,14 @@ mod remains;
 mod remove;
 mod space;
 
-pub use filler::{Filled, Filler};
+pub use filler::Filled;
 pub(crate) use give_back::GiveBack;
 pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};
+pub use policy::{Ad, Images, OWNED, Policy, Residence, Superpages};
 pub use promote::{Promoted, Promotion};
 pub use ready::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub(crate) use relocate::{Leaving, Near};
 pub use remains::{Remain, Remains};
-pub use space::{
-    Ad, AddressSpace, Counters, How, Images, OWNED, Policy, Publish, Residence, ResolveError, Resolved, Superpages,
-    SwapSlot, Translation, settle,
-};
+pub use space::{AddressSpace, Counters, Filler, How, Publish, ResolveError, Resolved, SwapSlot, Translation, settle};

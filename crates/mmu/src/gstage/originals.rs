@@ -1,7 +1,8 @@
 //! Where a VM's memory shows originals ([`crate::frames::Originals`]): regions say so, and no list leads back from a frame.
 
+use super::policy::OWNED;
 use super::region::Object;
-use super::space::{AddressSpace, OWNED};
+use super::space::AddressSpace;
 use core::ops::Range;
 use rv::{Entry, Gpa, Level, Pfn, PhysMem};
 

@@ -14,7 +14,8 @@
 
 use super::edit;
 use super::mega::MOST_TAKEN;
-use super::space::{AddressSpace, OWNED, Policy, Publish, Superpages, Taken, around, settle};
+use super::policy::{OWNED, Policy, Superpages};
+use super::space::{AddressSpace, Publish, Taken, around, settle};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use alloc::boxed::Box;

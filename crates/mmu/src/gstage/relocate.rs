@@ -1,7 +1,8 @@
 //! A page moves to another frame: only Gnomon sees it.
 
 use super::edit;
-use super::space::{AddressSpace, OWNED, Superpages, around};
+use super::policy::{OWNED, Superpages};
+use super::space::{AddressSpace, around};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use core::ops::Range;

@@ -2,7 +2,8 @@
 
 use super::giga;
 use super::kept::{self, Kept};
-use super::space::{OWNED, SwapSlot, order};
+use super::policy::OWNED;
+use super::space::{SwapSlot, order};
 use crate::frames::{Frames, Run};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;

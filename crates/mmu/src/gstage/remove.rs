@@ -3,8 +3,9 @@
 use super::edit;
 use super::giga;
 use super::kept::{self, Kept};
+use super::policy::OWNED;
 use super::remains::Remains;
-use super::space::{AddressSpace, OWNED, SwapSlot};
+use super::space::{AddressSpace, SwapSlot};
 use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use alloc::vec::Vec;

@@ -1,7 +1,7 @@
 //! The address space: its regions, its table, and what a resolution says.
 
 use super::edit;
-use super::filler::Filler;
+use super::policy::{Policy, Residence};
 use super::region::{Prot, Region, RegionError, region_in};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
 use crate::stale::{Retired, Stale};
@@ -12,10 +12,8 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use rv::{Access, Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
-
-/// The software bit of leaves whose frames belong to the VM.
-pub const OWNED: PteFlags = PteFlags::RSW0;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// The order of the run behind a leaf.
 pub(super) const fn order(level: Level) -> u8 {
@@ -25,91 +23,6 @@ pub(super) const fn order(level: Level) -> u8 {
 /// A page of the swap device, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapSlot(pub u64);
-
-/// The leaf sizes in use.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Superpages {
-    /// 4 KiB only.
-    Never,
-    /// 2 MiB where a region and the host's memory have room, else 4 KiB.
-    Mega,
-    /// The same, and 1 GiB where the caller gives all of it, and joins it ([`AddressSpace::join`]).
-    Giga,
-}
-
-/// What becomes of image pages that the guest only reads.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Images {
-    /// They are the host's own frames.
-    Shared,
-    /// They are copies from the first touch on, for guests whose hardware may write where the G-stage
-    /// forbids it.
-    Private,
-}
-
-/// Whether memory that the guest has may be taken from it for a time.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Residence {
-    /// It stays.
-    Wired,
-    /// It may go, and comes back when it is touched.
-    Pageable,
-}
-
-/// How it is known which pages the guest has used (A) and changed (D).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Ad {
-    /// A by making pages idle, when memory is short; D, by withholding W, of pages only of which the swap device has a copy.
-    AsNeeded,
-    /// The same, D of all pages.
-    Faults,
-    /// The hardware sets them (Svadu, for G-stage tables: `menvcfg.ADUE`).
-    Hardware,
-}
-
-/// How an address space is filled, and emptied.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Policy {
-    /// The leaf sizes in use.
-    pub superpages: Superpages,
-    /// Whether images are shared.
-    pub images: Images,
-    /// Whether it may be emptied.
-    pub residence: Residence,
-    /// How it is known what the guest uses.
-    pub ad: Ad,
-}
-
-impl Policy {
-    /// An entry that maps `pfn` for a guest that may do `prot`.
-    pub(super) fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
-        let mut flags = PteFlags::U | PteFlags::A | ownership;
-        flags.set(PteFlags::R, prot.contains(Prot::R));
-        flags.set(PteFlags::X, prot.contains(Prot::X));
-        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
-        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
-    }
-
-    /// The same for a page of the VM's own that nobody has written so far: a write will show.
-    pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
-        match self.ad {
-            Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
-            Ad::AsNeeded | Ad::Faults => Self::leaf(pfn, prot.difference(Prot::W), OWNED),
-        }
-    }
-
-    /// The entry for zeroes of the VM's own that come by a first access.
-    pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, prot: Prot, access: Access) -> Pte {
-        let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
-        if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) }
-    }
-
-    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
-    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
-    pub(super) fn sees_writes(&self) -> bool {
-        self.images == Images::Shared
-    }
-}
 
 /// What happened so far. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -330,6 +243,49 @@ pub struct Translation {
     pub level: Level,
 }
 
+/// The parts of an [`AddressSpace`] that never change, for harts that fill its table at once.
+#[derive(Debug)]
+pub struct Filler {
+    pub(super) format: &'static Format,
+    pub(super) owner: Owner,
+    pub(super) policy: Policy,
+    pub(super) root: Pfn<Hpa>,
+    pub(super) regions: Vec<Region>,
+    pub(super) counts: FillerCounts,
+}
+
+/// Counters of the filler.
+#[derive(Default, Debug)]
+pub(super) struct FillerCounts {
+    pub(super) anonymous_4k: AtomicU64,
+    pub(super) anonymous_2m: AtomicU64,
+    pub(super) mega_denied: AtomicU64,
+    pub(super) spurious: AtomicU64,
+    pub(super) tables: AtomicU64,
+}
+
+impl Filler {
+    /// The first page of the root table, for `hgatp`.
+    #[must_use]
+    pub const fn root(&self) -> Pfn<Hpa> {
+        self.root
+    }
+
+    /// The events that the filler has counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let FillerCounts { anonymous_4k, anonymous_2m, mega_denied, spurious, tables } = &self.counts;
+        Counters {
+            anonymous_4k: anonymous_4k.load(Relaxed),
+            anonymous_2m: anonymous_2m.load(Relaxed),
+            mega_denied: mega_denied.load(Relaxed),
+            spurious: spurious.load(Relaxed),
+            tables: tables.load(Relaxed),
+            ..Counters::default()
+        }
+    }
+}
+
 /// A VM's guest physical memory.
 ///
 /// Dropping one leaks its frames; end it with [`AddressSpace::destroy`].
@@ -386,6 +342,21 @@ impl AddressSpace {
             moving: None,
             apart: BTreeSet::new(),
         })
+    }
+
+    /// Returns the filler of its table. From now on no region can be added.
+    pub fn filler(&mut self) -> Arc<Filler> {
+        let filler = self.filler.get_or_insert_with(|| {
+            Arc::new(Filler {
+                format: self.format,
+                owner: self.owner,
+                policy: self.policy,
+                root: self.root.first(),
+                regions: self.regions.clone(),
+                counts: FillerCounts::default(),
+            })
+        });
+        Arc::clone(filler)
     }
 
     /// Adds a region. Nothing is mapped by it.

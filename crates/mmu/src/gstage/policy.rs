@@ -1,0 +1,92 @@
+//! The policy of an address space: leaf sizes, images, residence, A and D; and the leaves that follow from it.
+
+use super::region::Prot;
+use rv::{Access, Entry, Hpa, Leaf, Pfn, Pte, PteFlags};
+
+/// The software bit of leaves whose frames belong to the VM.
+pub const OWNED: PteFlags = PteFlags::RSW0;
+
+/// The leaf sizes in use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Superpages {
+    /// 4 KiB only.
+    Never,
+    /// 2 MiB where a region and the host's memory have room, else 4 KiB.
+    Mega,
+    /// The same, and 1 GiB where the caller gives all of it, and joins it ([`AddressSpace::join`]).
+    Giga,
+}
+
+/// What becomes of image pages that the guest only reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Images {
+    /// They are the host's own frames.
+    Shared,
+    /// They are copies from the first touch on, for guests whose hardware may write where the G-stage
+    /// forbids it.
+    Private,
+}
+
+/// Whether memory that the guest has may be taken from it for a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Residence {
+    /// It stays.
+    Wired,
+    /// It may go, and comes back when it is touched.
+    Pageable,
+}
+
+/// How it is known which pages the guest has used (A) and changed (D).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ad {
+    /// A by making pages idle, when memory is short; D, by withholding W, of pages only of which the swap device has a copy.
+    AsNeeded,
+    /// The same, D of all pages.
+    Faults,
+    /// The hardware sets them (Svadu, for G-stage tables: `menvcfg.ADUE`).
+    Hardware,
+}
+
+/// How an address space is filled, and emptied.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Policy {
+    /// The leaf sizes in use.
+    pub superpages: Superpages,
+    /// Whether images are shared.
+    pub images: Images,
+    /// Whether it may be emptied.
+    pub residence: Residence,
+    /// How it is known what the guest uses.
+    pub ad: Ad,
+}
+
+impl Policy {
+    /// An entry that maps `pfn` for a guest that may do `prot`.
+    pub(super) fn leaf(pfn: Pfn<Hpa>, prot: Prot, ownership: PteFlags) -> Pte {
+        let mut flags = PteFlags::U | PteFlags::A | ownership;
+        flags.set(PteFlags::R, prot.contains(Prot::R));
+        flags.set(PteFlags::X, prot.contains(Prot::X));
+        flags.set(PteFlags::W | PteFlags::D, prot.contains(Prot::W));
+        Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
+    }
+
+    /// The same for a page of the VM's own that nobody has written so far: a write will show.
+    pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
+        match self.ad {
+            Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
+            Ad::AsNeeded | Ad::Faults => Self::leaf(pfn, prot.difference(Prot::W), OWNED),
+        }
+    }
+
+    /// The entry for zeroes of the VM's own that come by a first access.
+    pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, prot: Prot, access: Access) -> Pte {
+        let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
+        if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) }
+    }
+
+    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
+    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
+    pub(super) fn sees_writes(&self) -> bool {
+        self.images == Images::Shared
+    }
+}
