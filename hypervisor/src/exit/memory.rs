@@ -4,6 +4,7 @@ use super::inject::{deny, inject};
 use super::mmio;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::shadow::brief as shadow;
 use crate::vm::Unreachable;
 use crate::vm::outcome::{Faulted, Known, Outcome};
 use crate::vm::vcpu::VcpuRun;
@@ -70,7 +71,7 @@ pub(super) fn access_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exc
 
 /// Handles a fault on shadow tables of which something is known.
 pub(super) fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Outcome {
-    let faulted = run.vm.translation.known_fault(g, run, known, env);
+    let faulted = shadow::known_fault(g, run, known, env);
     settled(g, run, faulted, env)
 }
 

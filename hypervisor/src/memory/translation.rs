@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a VM is built, counted, torn down | [`check`](Translation::check), [`table_frames`](Translation::table_frames), [`images`](Translation::images), [`ad`](Translation::ad), [`isa`](Translation::isa), [`is_tagged`](Translation::is_tagged), [`lists`](Translation::lists), [`build`](Translation::build), [`counters`](Translation::counters), [`tear_down`](Translation::tear_down) |
 //! | a vCPU comes to a hart, enters, leaves, is parked | [`load`](Translation::load), [`views`](Translation::views), [`adapts`](Translation::adapts), [`may_enter`](Translation::may_enter), [`unload`](Translation::unload), [`forget`](Translation::forget) |
-//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`known_fault`](Translation::known_fault), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
+//! | a page fault, an instruction that trapped | [`page_fault`](Translation::page_fault), [`access_fault`](Translation::access_fault), [`denied_frame`](Translation::denied_frame), [`look_again`](Translation::look_again), [`relax`](Translation::relax), [`choose`](Translation::choose), [`gather`](Translation::gather), [`brief_causes`](Translation::brief_causes), [`brief`](Translation::brief), [`remember_way`](Translation::remember_way), [`instruction`](Translation::instruction), [`satp`](Translation::satp) |
 //! | fences | [`fence`](Translation::fence), [`is_urgent`](Translation::is_urgent), [`catch_up`](Translation::catch_up) |
 //! | Gnomon reaches the guest's memory | [`reach`](Translation::reach), [`touch`](Translation::touch), [`host_wrote`](Translation::host_wrote) |
 //! | memory is taken back, and comes again | [`sweep`](Translation::sweep), [`rest_originals`](Translation::rest_originals), [`bring_in`](Translation::bring_in), [`promote`](Translation::promote), [`join`](Translation::join) |
@@ -21,7 +21,7 @@ use crate::memory::{adaptive, coalescing, shadow, two_stage};
 use crate::pager::Portion;
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
-use crate::vm::outcome::{Faulted, Known, Outcome};
+use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::vcpu::{Adapts, Tables, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
@@ -267,15 +267,6 @@ impl Translation {
         }
     }
 
-    /// Returns the tables that a vCPU begins with.
-    #[must_use]
-    pub const fn first_tables(self) -> Tables {
-        match self {
-            TwoStage | Adaptive => Tables::TwoStage,
-            Shadow(_) => Tables::Shadow,
-        }
-    }
-
     /// Returns the initial knowledge of an adaptive vCPU about its roots.
     #[must_use]
     pub fn adapts(self, id: u32) -> Option<Box<Adapts>> {
@@ -315,14 +306,6 @@ impl Translation {
             TwoStage => causes,
             Shadow(upkeep) => shadow::brief::causes(causes, upkeep, offer),
             Adaptive => shadow::brief::causes(causes, adaptive::UPKEEP, offer),
-        }
-    }
-
-    /// Handles a fault that [`shadow::brief::handle`] has found not to be brief.
-    pub fn known_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, known: Known, env: &mut E) -> Faulted {
-        match self {
-            TwoStage => unreachable!("no fault behind a G-stage alone is looked at before"),
-            Shadow(_) | Adaptive => shadow::brief::known_fault(g, run, known, env),
         }
     }
 

@@ -9,7 +9,7 @@ use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
 use super::watch::Watch;
 use super::way::Way;
-use crate::vm::Vm;
+use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -37,6 +37,16 @@ pub enum Tables {
     TwoStage,
     /// Shadow tables alone.
     Shadow,
+}
+
+/// The tables that a vCPU begins with.
+impl From<Translation> for Tables {
+    fn from(translation: Translation) -> Self {
+        match translation {
+            Translation::TwoStage | Translation::Adaptive => Self::TwoStage,
+            Translation::Shadow(_) => Self::Shadow,
+        }
+    }
 }
 
 /// The part of a vCPU that exactly one hart, queue or list owns at any time: the owner of the box may run it.
@@ -116,7 +126,7 @@ impl VcpuRun {
         let views = vm.translation.views(&vm.config);
         let brief = vm.translation.brief();
         let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
-        let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.first_tables());
+        let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.into());
         Box::new(Self {
             shared,
             vm,
