@@ -427,7 +427,7 @@ fn unknown_calls_are_not_supported() {
 fn every_counter_is_documented() {
     let (mmu, mac) = (Some(MmuMode::Lazy), Some(Mac([2, 0, 0, 0, 0, 1])));
     let shares = vec![ShareConfig { number: 1, tag: "src".into() }];
-    let (balloon_bytes, disks, vm) = (Some(0), vec![1], vm_config("lazy", 1));
+    let (balloon_bytes, disks, vm) = (Some(0), vec![1], vm_config("lazy", 2));
     let lazy = VmConfig {
         mmu,
         balloon_bytes,

@@ -59,7 +59,7 @@ mod tests {
         let mut budget = Budget::default();
         budget.charge(100, 110);
         budget.charge(110, 120);
-        assert_eq!((budget.next(), budget.allows(739), budget.allows(740)), (740, false, true));
+        assert_eq!((budget.next(), budget.allows(729), budget.allows(730)), (730, false, true));
         budget.charge(u64::MAX - 1, u64::MAX);
         assert_eq!(budget.next(), u64::MAX);
     }

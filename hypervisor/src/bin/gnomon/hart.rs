@@ -456,6 +456,8 @@ impl Hart {
         let guests = core::mem::take(&mut self.due.serial_guests);
         let own_guest = own.map_or(u64::MAX, |vm| 1 << vm.slot());
         serial::go_on(self.g, guests & own_guest, self);
+        // Requests come from the host, not from a VM.
+        control::go_on(self.g, self);
         // A guest that waits for pages of its own has them brought in at its own cost.
         let pages = own.is_some_and(|vm| self.g.pager.is_busy_for(vm.handle));
         if own.is_some() && !pages && !self.host.budget.allows(now) {
@@ -469,7 +471,6 @@ impl Hart {
         if guests & !own_guest != 0 {
             serial::go_on(self.g, guests & !own_guest, self);
         }
-        control::go_on(self.g, self);
         if self.due.chores <= now {
             self.due.chores = u64::MAX;
             lifecycle::go_on(self.g, self);

@@ -49,17 +49,23 @@ impl Hart {
     /// Handles deferred interrupts, as far as the budget allows.
     pub(super) fn handle_deferred(&mut self, own: Option<&Vm>) {
         for at in harts::each(self.host.deferred) {
-            let left = self.handle(at, own).err();
-            if left == Some(Course::Later) {
+            if self.course(at, own) == Course::Later {
                 self.due.serial = self.due.serial.min(self.host.budget.next());
                 return;
             }
             self.host.deferred &= !(1 << at);
-            match left {
-                Some(course) => self.leave(at, course),
-                None => self.host.set_enabled(at, self.index, true),
+            // First: a PLIC need not signal what came while it was masked, but the device is looked at after this.
+            self.host.set_enabled(at, self.index, true);
+            if let Err(course) = self.handle(at, own) {
+                self.host.set_enabled(at, self.index, false);
+                self.leave(at, course);
             }
         }
+    }
+
+    /// Chooses the course of device number `at`'s interrupt now.
+    fn course(&self, at: usize, own: Option<&Vm>) -> Course {
+        self.host.course(self.g, (at, self.index), own.map(|vm| vm.handle), self.now())
     }
 
     /// Handles the interrupt of device number `at`.
@@ -67,11 +73,11 @@ impl Hart {
     /// # Errors
     /// The course that it takes, if that is not to be handled here and now.
     fn handle(&mut self, at: usize, own: Option<&Vm>) -> Result<(), Course> {
-        let begun = self.now();
-        let course = self.host.course(self.g, (at, self.index), own.map(|vm| vm.handle), begun);
+        let course = self.course(at, own);
         match course {
             Course::Own => self.attend(at),
             Course::Foreign => {
+                let begun = self.now();
                 self.attend(at);
                 let now = self.now();
                 self.host.budget.charge(begun, now);

@@ -79,6 +79,10 @@ impl HostDevices {
         }
         let device = &self.devices[at].1;
         let user = device.user();
+        // Requests of the control channel come from the host, not from a VM.
+        if matches!(device, Interrupts::Control) {
+            return Course::Own;
+        }
         let pages = matches!(device, Interrupts::Swap) && own.is_some_and(|own| g.pager.is_busy_for(own));
         if user == own || pages {
             return Course::Own;
