@@ -458,8 +458,9 @@ impl Hart {
         serial::go_on(self.g, guests & own_guest, self);
         // Requests come from the host, not from a VM.
         control::go_on(self.g, self);
-        // A guest that waits for pages of its own has them brought in at its own cost.
-        let pages = own.is_some_and(|vm| self.g.pager.is_busy_for(vm.handle));
+        // A guest that waits for pages of its own has them brought in at its own cost; and pages that go at random go from all.
+        let at_random = self.g.tunables.get(Id::UnmapAtRandom) != 0;
+        let pages = at_random || own.is_some_and(|vm| self.g.pager.is_busy_for(vm.handle));
         if own.is_some() && !pages && !self.host.budget.allows(now) {
             self.due.serial_guests |= guests & !own_guest;
             if self.due.serial_guests != 0 || self.host.deferred != 0 || self.due.chores != u64::MAX {
