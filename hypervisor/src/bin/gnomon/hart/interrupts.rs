@@ -79,8 +79,9 @@ impl HostDevices {
         }
         let device = &self.devices[at].1;
         let user = device.user();
-        // Requests of the control channel come from the host, not from a VM.
-        if matches!(device, Interrupts::Control) {
+        // Requests of the control channel come from the host, not from a VM; and no interrupt of the network or of the entropy device says
+        // which VM it is for: it may be this hart's.
+        if matches!(device, Interrupts::Control | Interrupts::Network | Interrupts::Entropy) {
             return Course::Own;
         }
         let pages = matches!(device, Interrupts::Swap) && own.is_some_and(|own| g.pager.is_busy_for(own));
