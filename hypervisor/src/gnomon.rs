@@ -12,6 +12,7 @@ use crate::measure::probe::Asked;
 use crate::pager::Pager;
 use crate::pager::promoter::Promoter;
 use crate::vm::chores::Chores;
+use crate::vm::mapper;
 use crate::vm::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
 use crate::vm::vms::Vms;
 use crate::vm::{Unreachable, Vm};
@@ -29,6 +30,8 @@ use rv::{Hpa, Pfn};
 pub struct Gnomon {
     /// The features that guests get.
     pub offer: Offer,
+    /// The mappers that each VM's memory has.
+    pub mappers: &'static [mapper::Kind],
     /// The VMs.
     pub vms: Vms,
     /// vCPUs that are started and on no hart.

@@ -1,13 +1,17 @@
 //! New parts as an extension would add them: here each is one file, with one line that names it.
 
 use crate::fake::{self, World, start_due, vm_config};
-use abi::bundle::VmConfig;
+use abi::bundle::{GUEST_ENTRY, MmuMode, VmConfig};
 use abi::snapshot::device::DeviceState;
 use dtoolkit::model::DeviceTreeProperty;
 use hypervisor::device::offer::{GuestTimer, Kind, Offer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::{Answer, Device, KINDS, Outside, Place, Unsaved, Wild, virtio};
-use rv::Exception;
+use hypervisor::gnomon::Gnomon;
+use hypervisor::vm::{Vm, mapper};
+use mmu::Mapper;
+use mmu::gstage::Ready;
+use rv::{Access, Addr, Exception, FenceScope, Gpa, PhysMem};
 
 const AT: u64 = 0x1010_0000;
 const SOURCE: u32 = 20;
@@ -101,4 +105,51 @@ fn a_device_is_one_file_and_one_line() {
     // It is counted.
     let counters = w.g.report(&w.run.vm).counters;
     assert!(counters.contains(&("bell.rings", 1)), "{counters:?}");
+}
+
+/// A mapper that counts the edits of one page.
+struct Log(u64);
+
+impl Mapper for Log {
+    fn changed(&mut self, scope: FenceScope<Gpa>, _: &mut dyn PhysMem) {
+        let entry = Addr::<Gpa>::new(GUEST_ENTRY);
+        let is_in = matches!(scope, FenceScope::Range { start, bytes } if (start.raw()..start.raw() + bytes).contains(&entry.raw()));
+        self.0 += u64::from(is_in);
+    }
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        report("log.edits", self.0);
+    }
+}
+
+fn log(_: &Vm) -> Option<Box<dyn Mapper>> {
+    Some(Box::new(Log(0)))
+}
+
+/// The line.
+const WITH_LOG: [mapper::Kind; 2] = [mapper::KINDS[0], log];
+
+#[test]
+fn a_mapper_is_one_file_and_one_line() {
+    let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
+    g.mappers = &WITH_LOG;
+    for (number, mode) in [MmuMode::TwoStage, MmuMode::Steered].into_iter().enumerate() {
+        let name = format!("vm{number}");
+        g.vms.wish(VmConfig { mmu: Some(mode), superpages: false, ..vm_config(&name, 1) }, &g.offer);
+        start_due(&g, &mut hart);
+        let vm = g.vms.all().find(|vm| vm.config.name == name).expect("it is started");
+        let edits = |g: &Gnomon| {
+            let counters = g.report(&vm).counters;
+            counters.iter().find(|(name, _)| *name == "log.edits").expect("it is counted").1
+        };
+        // A page of an image that is read is no edit; to copy it is one.
+        let entry = Addr::new(GUEST_ENTRY);
+        for (access, expected) in [(Access::Load, 0), (Access::Store, 1), (Access::Store, 1)] {
+            // To copy 2 MiB takes some portions.
+            let mut ready = Ready::Nothing;
+            while let Err(why) = vm.reach(&g, (entry, access), &mut ready, &mut hart) {
+                assert!(why.is_for_now(), "{why:?}");
+            }
+            assert_eq!(edits(&g), expected, "{access:?} in {mode:?}");
+        }
+    }
 }

@@ -16,10 +16,13 @@ extern crate alloc;
 extern crate std;
 
 pub mod adapt;
+pub mod budget;
+pub mod edits;
 pub mod frames;
 pub mod globals;
 pub mod gstage;
 pub mod ids;
+pub mod mapper;
 pub mod shadow;
 pub mod sharers;
 pub mod stale;
@@ -28,12 +31,15 @@ pub mod table;
 pub mod two_stage;
 pub mod walk;
 
+pub use budget::Budget;
+pub use edits::Edits;
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
     Ad, AddressSpace, Comes, Content, Counters, How, Images, Object, Policy, Promoted, Promotion, Prot, Ready, Region,
     RegionError, Residence, ResolveError, Resolved, Returned, Span, Superpages, Translation, Unresolved, with_ready,
 };
 pub use ids::{Acquired, IdSlot, Ids};
-pub use stale::{Retired, Stale};
+pub use mapper::{Change, Loss, Mapper};
+pub use stale::{Retired, Stale, Told};
 pub use two_stage::{Arrival, Stage, Stages, two_stage};
 pub use walk::{AdPolicy, Fault, Ram, ReadPte, Reason, UpdatePte, Walk, touch, translate, walk};

@@ -1,9 +1,9 @@
 //! A fence is a value that must be spent.
 //!
 //! An edit that removes or narrows a translation returns a [`Stale`]: which translations some hart
-//! may still use, and which frames they lead to. It is spent exactly once, by a fence,
-//! and only then do the frames return to the allocator (OWNERSHIP). What may be mapped only after the fence,
-//! a [`crate::gstage::Publish`], comes with it: [`crate::gstage::settle`] does both in that order.
+//! may still use, and which frames they lead to. It is spent exactly once, by [`crate::AddressSpace::settle`]: mappers are told of it, TLBs
+//! are fenced, and only then do the frames return to the allocator (OWNERSHIP). What may be mapped only after the fence,
+//! a [`crate::gstage::Publish`], comes with it.
 
 use crate::frames::{Frames, Run};
 use crate::table::{Debt, Owed};
@@ -82,15 +82,28 @@ impl<S: Space> Stale<S> {
         &self.retired
     }
 
+    /// Marks it as told to mappers.
+    #[inline(always)]
+    pub(crate) fn told(self) -> Told<S> {
+        Told(self)
+    }
+}
+
+/// What is stale, and known to be so by all mappers: only TLBs may still use it.
+#[must_use = "an edit is not in force until its stale translations are fenced"]
+#[derive(Debug)]
+pub struct Told<S: Space>(Stale<S>);
+
+impl<S: Space> Told<S> {
     /// Fences, and yields the frames that are now free to go: to [`Retired::release`], which may be done
     /// without the locks that the fence needed.
     // Here and in `release`: each fault ends so, and most have nothing to fence.
     #[inline(always)]
     pub fn fence(self, hw: &mut impl Fence<S>) -> Retired {
-        if let Some(scope) = self.scope {
+        if let Some(scope) = self.0.scope {
             hw.fence(scope);
         }
-        Retired { runs: self.retired }
+        Retired { runs: self.0.retired }
     }
 
     /// Fences, then frees the retired frames.
@@ -151,7 +164,7 @@ mod tests {
     fn frames_are_free_only_after_the_fence() {
         let (mut frames, mut hw) = (Frames::new(), Recorder::default());
         let stale = one_retired(&mut frames);
-        let retired = stale.fence(&mut hw);
+        let retired = stale.told().fence(&mut hw);
         assert_eq!((frames.free_count(), hw.0.len(), retired.runs().len()), (0, 1, 1));
         retired.release(&frames);
         assert_eq!(frames.free_count(), 1);
@@ -162,8 +175,8 @@ mod tests {
         let mut hw = Recorder::default();
         let frames = Frames::new();
         let both = Stale::of(range(0, 4096)).join(Stale::none()).join(Stale::of(range(8192, 4096)));
-        both.flush(&mut hw, &frames);
-        Stale::none().flush(&mut hw, &frames);
+        both.told().flush(&mut hw, &frames);
+        Stale::none().told().flush(&mut hw, &frames);
         assert_eq!(hw.0, [range(0, 3 * 4096)]);
     }
 }

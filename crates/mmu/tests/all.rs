@@ -10,6 +10,8 @@ mod gstage_mega;
 mod gstage_promote;
 mod gstage_random;
 mod ids;
+mod keeper;
+mod mappers;
 mod originals;
 mod random;
 mod rig;

@@ -45,7 +45,7 @@ fn vm_on(pages: u64, superpages: Superpages, regions: &[Region]) -> Vm {
         &mut mem,
     )
     .unwrap();
-    regions.iter().for_each(|region| space.add_region(*region).unwrap());
+    regions.iter().for_each(|region| space.add_region(*region, &mem).unwrap());
     Vm { frames, mem, space }
 }
 
@@ -62,6 +62,11 @@ fn page_range(page: u64, pages: u64) -> FenceScope<Gpa> {
 }
 
 impl Vm {
+    fn rest(&mut self, page: Pfn<Gpa>) {
+        let stale = self.space.rest(page, &mut self.mem);
+        self.space.tell(stale, &mut self.mem).flush(&mut Fences::default(), &self.frames);
+    }
+
     fn resolve(&mut self, page: u64, access: Access) -> Result<Resolved, ResolveError> {
         self.space.resolve(Pfn::new(page).at(8), access, &self.frames, &mut self.mem)
     }
@@ -109,7 +114,7 @@ fn only_g_stage_formats_will_do() {
         residence: Residence::Pageable,
         ad: Ad::AsNeeded,
     };
-    let _ = AddressSpace::new(&rv::format::SV39, VM, policy, &frames, &mut mem);
+    let _ = AddressSpace::<Gpa>::new(&rv::format::SV39, VM, policy, &frames, &mut mem);
 }
 
 #[test]
@@ -121,20 +126,20 @@ fn there_is_no_address_space_without_a_root() {
         residence: Residence::Pageable,
         ad: Ad::AsNeeded,
     };
-    let space = AddressSpace::new(&SV48X4, VM, policy, &frames, &mut mem);
+    let space = AddressSpace::<Gpa>::new(&SV48X4, VM, policy, &frames, &mut mem);
     assert_eq!(space.err(), Some(AllocError::OutOfMemory));
 }
 
 #[test]
 fn regions_are_disjoint_and_sorted() {
     let mut vm = vm(Superpages::Never, &[ram(100, 10), ram(10, 5), ram(110, 1)]);
-    let starts: Vec<u64> = vm.space.regions().iter().map(|r| r.start.raw()).collect();
+    let starts: Vec<u64> = vm.space.regions().map(|r| r.start.raw()).collect();
     assert_eq!(starts, [10, 100, 110]);
     for (start, pages, other) in [(9, 2, 10), (14, 1, 10), (0, 1000, 10), (99, 2, 100), (105, 1, 100), (110, 1, 110)] {
-        let error = vm.space.add_region(ram(start, pages)).unwrap_err();
+        let error = vm.space.add_region(ram(start, pages), &vm.mem).unwrap_err();
         assert!(matches!(error, RegionError::Overlap(r) if r.start.raw() == other), "{start} +{pages}: {error:?}");
     }
-    vm.space.add_region(ram(15, 85)).unwrap();
+    vm.space.add_region(ram(15, 85), &vm.mem).unwrap();
     assert_eq!(vm.space.region_of(Pfn::new(99)).unwrap().start.raw(), 15);
     assert_eq!(vm.space.region_of(Pfn::new(111)), None);
     assert_eq!(vm.space.region_of(Pfn::new(9)), None);
@@ -144,14 +149,14 @@ fn regions_are_disjoint_and_sorted() {
 fn regions_that_no_table_can_express_are_refused() {
     let mut vm = vm(Superpages::Never, &[]);
     let end = Pfn::new(1 << 29);
-    assert_eq!(vm.space.add_region(ram(5, 0)), Err(RegionError::Empty));
-    assert_eq!(vm.space.add_region(ram((1 << 29) - 1, 2)), Err(RegionError::TooHigh { end }));
-    assert_eq!(vm.space.add_region(ram(u64::MAX, 2)), Err(RegionError::TooHigh { end }));
+    assert_eq!(vm.space.add_region(ram(5, 0), &vm.mem), Err(RegionError::Empty));
+    assert_eq!(vm.space.add_region(ram((1 << 29) - 1, 2), &vm.mem), Err(RegionError::TooHigh { end }));
+    assert_eq!(vm.space.add_region(ram(u64::MAX, 2), &vm.mem), Err(RegionError::TooHigh { end }));
     for prot in [Prot::empty(), Prot::W, Prot::W | Prot::X] {
         let bad = region(0, 1, prot, Object::Anonymous);
-        assert_eq!(vm.space.add_region(bad), Err(RegionError::BadProt(prot)));
+        assert_eq!(vm.space.add_region(bad, &vm.mem), Err(RegionError::BadProt(prot)));
     }
-    vm.space.add_region(ram((1 << 29) - 1, 1)).unwrap();
+    vm.space.add_region(ram((1 << 29) - 1, 1), &vm.mem).unwrap();
     assert_eq!(vm.touch((1 << 29) - 1, Access::Store).1, How::Filled);
 }
 
@@ -236,7 +241,7 @@ fn with_image(prot: Prot) -> (Vm, Pfn<Hpa>) {
     for i in 0..1024 {
         vm.mem.write_u64(image.add(i).base(), i);
     }
-    vm.space.add_region(region(512, 1024, prot, Object::Image { first: image })).unwrap();
+    vm.space.add_region(region(512, 1024, prot, Object::Image { first: image }), &vm.mem).unwrap();
     (vm, image)
 }
 
@@ -299,7 +304,7 @@ fn a_first_store_to_an_image_copies_at_once() {
 #[test]
 fn a_copy_need_not_be_congruent() {
     let (mut vm, image) = with_image(Prot::R);
-    vm.space.add_region(region(2048, 1000, Prot::RWX, Object::Image { first: image.add(1) })).unwrap();
+    vm.space.add_region(region(2048, 1000, Prot::RWX, Object::Image { first: image.add(1) }), &vm.mem).unwrap();
     let (hpa, how, _) = vm.touch(2050, Access::Store);
     assert_eq!((vm.mem.read_u64(hpa.pfn().base()), how, vm.level(2048)), (3, How::Copied, Some(Level::MEGA)));
     // The last 488 pages are not 2 MiB.
@@ -310,7 +315,7 @@ fn a_copy_need_not_be_congruent() {
 #[test]
 fn an_image_that_is_not_congruent_comes_by_4_kib() {
     let (mut vm, image) = with_image(Prot::R);
-    vm.space.add_region(region(2048, 1000, Prot::R, Object::Image { first: image.add(1) })).unwrap();
+    vm.space.add_region(region(2048, 1000, Prot::R, Object::Image { first: image.add(1) }), &vm.mem).unwrap();
     drop(vm.touch(2048, Access::Load));
     assert_eq!(vm.level(2048), Some(Level::PAGE));
     assert_eq!((vm.space.counters().image_4k, vm.space.counters().image_2m), (1, 0));
@@ -325,7 +330,7 @@ fn unmapped_memory_is_untouched_again() {
     assert_eq!((stale.scope(), stale.retired().len(), vm.level(7)), (Some(page_range(7, 1)), 1, None));
     assert_eq!(vm.frames.usage(VM).guest, 1, "until the fence");
     let mut fences = Fences::default();
-    stale.flush(&mut fences, &vm.frames);
+    vm.space.tell(stale, &mut vm.mem).flush(&mut fences, &vm.frames);
     assert_eq!((vm.frames.usage(VM).guest, fences.0), (0, vec![page_range(7, 1)]));
     let (hpa, ..) = vm.touch(7, Access::Load);
     assert_eq!(vm.mem.read_u64(hpa), 0);
@@ -351,7 +356,7 @@ fn unmapping_2_mib_gives_back_the_table_or_the_leaf_whole() {
     assert_eq!((leaf.scope(), leaf.retired()[0].order()), (Some(page_range(0, 512)), 9));
     let table = vm.unmap(512, 512).unwrap();
     assert_eq!((table.scope(), table.retired().len()), (Some(FenceScope::Everything), 2));
-    leaf.join(table).flush(&mut Fences::default(), &vm.frames);
+    vm.space.tell(leaf.join(table), &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
     assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (0, tables - 1));
 }
 
@@ -365,7 +370,7 @@ fn unmapping_the_middle_of_2_mib_splits_and_keeps_the_rest() {
     let stale = vm.unmap(10, 1024 + 490).unwrap();
     assert_eq!(stale.scope(), Some(page_range(10, 1514)));
     assert_eq!(vm.space.counters().splits, 2);
-    stale.flush(&mut Fences::default(), &vm.frames);
+    vm.space.tell(stale, &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
     assert_eq!(vm.frames.usage(VM).guest, 10 + 12);
     assert_eq!(
         (vm.level(9), vm.level(10), vm.level(700), vm.level(1523), vm.level(1524)),
@@ -394,8 +399,9 @@ fn give_back(vm: &mut Vm, spans: &[Span]) -> (u32, Returned) {
     let (mut portions, mut all, mut left) = (0, Returned::default(), spans.to_vec());
     while !left.is_empty() {
         let mut fences = Fences::default();
-        let (returned, stale) = vm.space.give_back(&left, &vm.frames, &mut vm.mem);
-        stale.flush(&mut fences, &vm.frames);
+        let mut ready = mmu::Ready::Nothing;
+        let host = &mut mmu::shadow::Host::new(&mut vm.space, (&vm.frames, &mut ready), &mut vm.mem, &mut fences);
+        let returned = mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, host }.give_back(&left);
         assert!(fences.0.len() <= 1, "a fence for each portion");
         portions += 1;
         all.passed += returned.passed;
@@ -483,7 +489,7 @@ fn an_images_own_frames_stay_and_copies_go() {
 #[test]
 fn the_end_gives_everything_back() {
     let (mut vm, _) = with_image(Prot::RWX);
-    vm.space.add_region(ram(1 << 28, 2000)).unwrap();
+    vm.space.add_region(ram(1 << 28, 2000), &vm.mem).unwrap();
     for page in [512, 1024, (1 << 28) + 3, (1 << 28) + 1999] {
         drop(vm.touch(page, Access::Load));
         drop(vm.touch(page, Access::Store));
@@ -506,7 +512,7 @@ fn the_end_gives_everything_back() {
 #[test]
 fn zeroes_may_go_nowhere_where_memory_begins_as_zeroes() {
     let (mut vm, _) = with_image(Prot::RWX);
-    vm.space.add_region(ram(1 << 28, 10)).unwrap();
+    vm.space.add_region(ram(1 << 28, 10), &vm.mem).unwrap();
     let begins = |page| vm.space.begins_as_zeroes(Pfn::new(page));
     assert_eq!([begins(512), begins((1 << 28) + 9), begins((1 << 28) + 10)], [false, true, false]);
 }
@@ -517,7 +523,7 @@ fn a_page_of_an_image_does_not_become_the_images_again() {
     let (mut vm, _) = with_image(Prot::RWX);
     vm.frames.set_limit(VM, vm.frames.usage(VM).total() + 8);
     drop(vm.touch(512, Access::Store));
-    vm.space.rest(Pfn::new(512), &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
+    vm.rest(Pfn::new(512));
     let _ = vm.space.take_out(Pfn::new(512), None, &mut vm.mem);
 }
 
@@ -528,7 +534,7 @@ fn what_was_used_when_it_had_been_idle_is_spared_twice() {
         let mut vm = vm(superpages, &[ram(0, 1024)]);
         let _ = vm.touch(5, Access::Store);
         let page = Pfn::new(5);
-        let rest = |vm: &mut Vm| vm.space.rest(page, &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
+        let rest = |vm: &mut Vm| vm.rest(page);
         rest(&mut vm);
         assert!(!vm.space.spare(page, &mut vm.mem), "it was used once");
         for _ in 0..2 {
@@ -544,10 +550,8 @@ fn what_was_used_when_it_had_been_idle_is_spared_twice() {
             for comes in [Comes::Ahead, Comes::Wanted] {
                 assert!(!vm.space.spare(page, &mut vm.mem));
                 let frame = vm.space.take_out(page, Some(slot), &mut vm.mem);
-                vm.space
-                    .bring_in(page, slot, (frame, comes), &mut vm.mem)
-                    .unwrap()
-                    .flush(&mut Fences::default(), &vm.frames);
+                let stale = vm.space.bring_in(page, slot, (frame, comes), &mut vm.mem).unwrap();
+                vm.space.tell(stale, &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
                 let _ = vm.touch(5, Access::Load);
                 rest(&mut vm);
                 assert!(!vm.space.spare(page, &mut vm.mem), "{comes:?}");

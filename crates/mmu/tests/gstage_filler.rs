@@ -26,7 +26,7 @@ fn vm(superpages: Superpages, regions: &[Region]) -> Vm {
     let mut mem = Machine::with_ram(Pfn::new(RAM), PAGES);
     let policy = Policy { superpages, images: Images::Shared, residence: Residence::Pageable, ad: Ad::AsNeeded };
     let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).unwrap();
-    regions.iter().for_each(|region| space.add_region(*region).unwrap());
+    regions.iter().for_each(|region| space.add_region(*region, &mem).unwrap());
     Vm { frames, mem, space }
 }
 
@@ -76,7 +76,7 @@ fn a_filler_does_first_touches_and_leaves_all_else() {
     assert_eq!((counters.anonymous_4k, counters.spurious, counters.tables, counters.denied), (2, 2, 2, 0));
     assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (2, 4 + 2));
     let stale = vm.space.unmap(Pfn::new(0), 512, &vm.frames, &mut vm.mem).unwrap();
-    stale.flush(&mut NoTlb, &vm.frames);
+    vm.space.tell(stale, &mut vm.mem).flush(&mut NoTlb, &vm.frames);
     assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (0, 4 + 1));
 }
 

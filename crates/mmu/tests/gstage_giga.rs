@@ -99,6 +99,15 @@ impl PhysMem for World {
     }
 }
 
+/// The fence of an operation that leaves it to its caller.
+struct NoTlb;
+
+impl Fence<Gpa> for NoTlb {
+    fn fence(&mut self, _: FenceScope<Gpa>) {
+        panic!("it is the caller's");
+    }
+}
+
 impl Fence<Gpa> for World {
     fn fence(&mut self, scope: FenceScope<Gpa>) {
         match (self.mutant, scope) {
@@ -130,7 +139,7 @@ fn rig(seed: u64, format: &'static Format, ad: Ad, mutant: Mutant) -> Rig {
     world.model.watch(format, space.root());
     let image = Object::Image { first: Pfn::new(HOST - BELOW) };
     for (start, pages, object) in [(FIRST - IMAGE, IMAGE, image), (FIRST, GIGA + ABOVE, Object::Anonymous)] {
-        space.add_region(Region { start: Pfn::new(start), pages, prot: Prot::RWX, object }).unwrap();
+        space.add_region(Region { start: Pfn::new(start), pages, prot: Prot::RWX, object }, &world).unwrap();
     }
     (0..2).for_each(|hart| world.model.enter_guest(hart));
     Rig { frames, world, space, random: Random(seed), there: BTreeMap::new() }
@@ -175,8 +184,14 @@ impl Rig {
         }
     }
 
+    fn take_back(&mut self, span: Span) -> (mmu::Returned, Stale<Gpa>) {
+        let (mut ready, mut hw) = (mmu::Ready::Nothing, NoTlb);
+        let host = &mut mmu::shadow::Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.world, &mut hw);
+        mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, host }.take_back(&[span])
+    }
+
     fn spend(&mut self, stale: Stale<Gpa>) {
-        let retired = stale.fence(&mut self.world);
+        let retired = self.space.tell(stale, &mut self.world).fence(&mut self.world);
         for run in retired.runs() {
             (0..run.pages()).for_each(|n| self.world.model.free(run.first().add(n)));
         }
@@ -244,7 +259,7 @@ impl Rig {
         } else {
             let mut left = span;
             while left.pages > 0 {
-                let (returned, stale) = self.space.give_back(&[left], &self.frames, &mut self.world);
+                let (returned, stale) = self.take_back(left);
                 self.spend(stale);
                 if returned.kept > 0 {
                     let gone = |page: &u64| self.space.resident(Pfn::<Gpa>::new(*page).base(), &self.world).is_none();
@@ -368,7 +383,7 @@ fn without_a_frame_a_leaf_stays() {
     let all: Vec<_> = std::iter::from_fn(|| rig.frames.alloc(Owner::Host, Use::Other, 0).ok()).collect();
     assert!(rig.space.unmap(Pfn::new(FIRST + 5), 1, &rig.frames, &mut rig.world).is_err());
     let span = Span { start: Pfn::new(FIRST + 7), pages: 3 };
-    let (returned, stale) = rig.space.give_back(&[span], &rig.frames, &mut rig.world);
+    let (returned, stale) = rig.take_back(span);
     rig.spend(stale);
     assert_eq!((returned.kept, returned.freed, rig.level(FIRST)), (3, 0, Level::GIGA));
     rig.check();

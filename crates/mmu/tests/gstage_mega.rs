@@ -1,6 +1,5 @@
 //! 2 MiB of the VM's own where images end, and in the place of 4 KiB leaves.
 
-use mmu::gstage::settle;
 use mmu::{
     Ad, AddressSpace, Frames, How, Images, Object, Owner, Policy, Prot, Region, Residence, Resolved, Stale, Superpages,
     Use,
@@ -52,7 +51,7 @@ fn vm(regions: impl FnOnce(Pfn<Hpa>) -> Vec<Region>) -> Vm {
         ad: Ad::AsNeeded,
     };
     let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).unwrap();
-    regions(image).into_iter().for_each(|region| space.add_region(region).unwrap());
+    regions(image).into_iter().for_each(|region| space.add_region(region, &mem).unwrap());
     Vm { frames, mem, space, image }
 }
 
@@ -70,7 +69,7 @@ impl Vm {
 
     fn touch(&mut self, page: u64, access: Access) -> How {
         let (how, stale, publish) = self.resolve(page, access);
-        settle(stale, publish, &mut Fences::default(), &mut self.mem).release(&self.frames);
+        self.space.settle(stale, publish, &mut Fences::default(), &mut self.mem).release(&self.frames);
         how
     }
 
@@ -159,7 +158,7 @@ fn copied_whole(store: u64) {
     let (how, stale, publish) = vm.resolve(store, Access::Store);
     assert_eq!((how, stale.scope(), stale.retired().len()), (How::Copied, Some(FenceScope::Everything), 1));
     assert_eq!(vm.there(512), None, "until it is published");
-    settle(stale, publish, &mut Fences::default(), &mut vm.mem).release(&vm.frames);
+    vm.space.settle(stale, publish, &mut Fences::default(), &mut vm.mem).release(&vm.frames);
     (512..1024).for_each(|page| assert_eq!(vm.there(page), Some((Level::MEGA, 489 + page))));
     assert_eq!((vm.frames.usage(VM).guest, vm.frames.usage(VM).table), (512, tables - 1));
     let counters = vm.space.counters();
@@ -186,10 +185,10 @@ fn what_the_guest_has_written_is_taken_over() {
     assert_eq!((how, stale.retired().len()), (How::Copied, 65));
     // The frame of page 513, which another hart writes to until it is fenced.
     let late = stale.retired().iter().map(mmu::Run::first).find(|frame| vm.mem.read_u64(frame.base()) == 513).unwrap();
-    let Vm { mem, frames, .. } = &mut vm;
+    let Vm { mem, frames, space, .. } = &mut vm;
     let mut elsewhere = mem.clone();
     let mut fences = Fences { meanwhile: Some((&mut elsewhere, late.base(), 77)), ..Fences::default() };
-    let retired = stale.fence(&mut fences);
+    let retired = space.tell(stale, mem).fence(&mut fences);
     drop(fences);
     *mem = elsewhere;
     publish.unwrap().publish(mem);
@@ -215,7 +214,8 @@ fn too_many_pages_are_not_taken_over_at_once() {
 fn a_page_that_is_idle_or_out_stays_apart() {
     let mut vm = vm(shifted);
     copied(&mut vm, 2);
-    vm.space.rest(Pfn::new(512), &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
+    let stale = vm.space.rest(Pfn::new(512), &mut vm.mem);
+    vm.space.tell(stale, &mut vm.mem).flush(&mut Fences::default(), &vm.frames);
     assert_eq!((vm.touch(1000, Access::Store), vm.there(1000)), (How::Copied, Some((Level::PAGE, 1489))));
     // It comes back.
     assert_eq!(vm.touch(512, Access::Store), How::Filled);

@@ -3,7 +3,6 @@
 
 use crate::rig::world::{Mutant, World};
 #[allow(dead_code)]
-use mmu::gstage::settle;
 use mmu::{
     Ad, AddressSpace, Frames, How, Images, Object, Owner, Policy, Promoted, Prot, Region, Residence, Resolved,
     Superpages,
@@ -85,7 +84,7 @@ fn vm(seed: u8, mutant: Mutant, ad: Ad) -> Vm {
     let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut world).expect("frames");
     world.model.watch(&SV39X4, space.root());
     let region = Region { start: Pfn::new(0), pages: 1024, prot: Prot::RWX, object: Object::Anonymous };
-    space.add_region(region).expect("it is the only one");
+    space.add_region(region, &world).expect("it is the only one");
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     Vm { frames, world: RefCell::new(world), space, words: BTreeMap::new(), rng }
 }
@@ -100,7 +99,7 @@ impl Vm {
         let Self { frames, world, space, .. } = self;
         match space.resolve(Pfn::new(page).base(), access, frames, &mut Mem(world)) {
             Ok(Resolved::Mapped { how, stale, publish, .. }) => {
-                settle(stale, publish, &mut Harts { world, late: None }, &mut Mem(world)).release(frames);
+                space.settle(stale, publish, &mut Harts { world, late: None }, &mut Mem(world)).release(frames);
                 how
             }
             other => panic!("{other:?}"),
@@ -165,7 +164,7 @@ impl Vm {
             words.remove(&page);
             space.unmap(Pfn::new(page), 1, frames, &mut Mem(world)).expect("a frame")
         };
-        stale.flush(&mut Harts { world, late: None }, frames);
+        space.tell(stale, &mut Mem(world)).flush(&mut Harts { world, late: None }, frames);
         self.touch(page, Access::Load);
     }
 
@@ -180,7 +179,9 @@ impl Vm {
             let there = space.translate(Pfn::new(page).base(), &Mem(world));
             let late = there.filter(|there| there.flags.contains(PteFlags::W)).map(|there| (there.hpa, word));
             let mut harts = Harts { world, late };
-            let done = space.promote(&mut promotion, frames, &mut Mem(world), &mut harts);
+            let (mut ready, mut mem) = (mmu::Ready::Nothing, Mem(world));
+            let host = &mut mmu::shadow::Host::new(space, (frames, &mut ready), &mut mem, &mut harts);
+            let done = mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, host }.promote(&mut promotion);
             if late.is_some() && harts.late.is_none() {
                 words.insert(page, word);
             }
@@ -248,7 +249,8 @@ fn frames_that_follow_one_another_stay() {
     assert_eq!(vm.level(3), Level::MEGA);
     let frame = vm.space.translate(Pfn::new(0).base(), &Mem(&vm.world)).expect("mapped").hpa;
     let Vm { frames, world, space, .. } = &mut vm;
-    space.rest(Pfn::new(0), &mut Mem(world)).flush(&mut Harts { world, late: None }, frames);
+    let stale = space.rest(Pfn::new(0), &mut Mem(world));
+    space.tell(stale, &mut Mem(world)).flush(&mut Harts { world, late: None }, frames);
     let table = frames.take_ahead(0).expect("a frame");
     space.split_idle(Pfn::new(0), table, frames, &mut Mem(world));
     // What is idle stays apart.

@@ -251,7 +251,7 @@ impl FilledVm {
         };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, frames, &mut mem).unwrap();
         let ram = Region { start: Pfn::new(0), pages: 1024, prot: Prot::RWX, object: Object::Anonymous };
-        space.add_region(ram).unwrap();
+        space.add_region(ram, &mem).unwrap();
         let (filler, sharers) = (space.filler(), Sharers::new(2));
         sharers.sabotage(sabotage);
         Self { lock: shuttle::sync::Mutex::new(Some(space)), sharers, filler, mem }
@@ -282,7 +282,10 @@ impl FilledVm {
     /// Unmaps the first 2 MiB with their table. Returns frames that another owner has then allocated and cleared.
     fn unmap(&self, frames: &Frames) -> Vec<Run> {
         let mut mem = self.mem.clone();
-        self.alone(|space| space.unmap(Pfn::new(0), 512, frames, &mut mem).unwrap().flush(&mut NoTlb, frames));
+        self.alone(|space| {
+            let stale = space.unmap(Pfn::new(0), 512, frames, &mut mem).unwrap();
+            space.tell(stale, &mut mem).flush(&mut NoTlb, frames);
+        });
         let taken: Vec<Run> = (0..4).map(|_| frames.alloc(Owner::Host, Use::Other, 0).unwrap()).collect();
         taken.iter().for_each(|run| mem.zero_frames(run.first(), 1));
         taken

@@ -1,7 +1,7 @@
 //! Originals of images that go and come back, as one address space sees them.
 
 use mmu::frames::{Neglect, Original};
-use mmu::gstage::{in_portions, settle};
+use mmu::gstage::in_portions;
 use mmu::{
     Ad, AddressSpace, Frames, How, Images, Object, Owner, Policy, Prot, Ready, Region, Residence, ResolveError,
     Resolved, Superpages, Use,
@@ -43,7 +43,7 @@ fn vm(images: Images) -> Vm {
     let policy = Policy { superpages: Superpages::Mega, images, residence: Residence::Pageable, ad: Ad::AsNeeded };
     let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).unwrap();
     let object = Object::Image { first: Pfn::new(IMAGE) };
-    space.add_region(Region { start: Pfn::new(0), pages: IMAGE_PAGES, prot: Prot::RWX, object }).unwrap();
+    space.add_region(Region { start: Pfn::new(0), pages: IMAGE_PAGES, prot: Prot::RWX, object }, &mem).unwrap();
     Vm { frames, mem, space }
 }
 
@@ -68,7 +68,7 @@ impl Vm {
     fn touch(&mut self, page: u64, access: Access) -> Result<How, ResolveError> {
         match self.space.resolve(Pfn::new(page).base(), access, &self.frames, &mut self.mem)? {
             Resolved::Mapped { how, stale, publish, hpa } => {
-                settle(stale, publish, &mut Fences::default(), &mut self.mem).release(&self.frames);
+                self.space.settle(stale, publish, &mut Fences::default(), &mut self.mem).release(&self.frames);
                 let there = self.space.translate(Pfn::new(page).base(), &self.mem);
                 assert_eq!(there.map(|there| there.hpa), Some(hpa), "page {page}");
                 Ok(how)
@@ -87,7 +87,8 @@ impl Vm {
         let (level, _) = self.space.look_for_original(Pfn::new(page), &self.mem);
         assert!(level.is_some(), "page {page} is shown");
         let mut fences = Fences::default();
-        self.space.rest(Pfn::new(page), &mut self.mem).flush(&mut fences, &self.frames);
+        let stale = self.space.rest(Pfn::new(page), &mut self.mem);
+        self.space.tell(stale, &mut self.mem).flush(&mut fences, &self.frames);
         assert_eq!(fences.0.len(), 1, "TLBs know it");
         assert_eq!(self.there(page), None);
     }
@@ -153,7 +154,7 @@ fn disturbed(neglect: Option<Neglect>) -> bool {
     };
     ready.discard(frames);
     let Resolved::Mapped { stale, publish, .. } = resolved else { panic!("a hole") };
-    settle(stale, publish, &mut Fences::default(), mem).release(frames);
+    space.settle(stale, publish, &mut Fences::default(), mem).release(frames);
     assert!(portions > 2);
     vm.there(100).is_none_or(|(_, value)| value == 1100)
 }

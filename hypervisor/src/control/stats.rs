@@ -102,6 +102,10 @@ impl Gnomon {
         let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
             space += memory.space.counters();
+            memory
+                .space
+                .mappers()
+                .for_each(|mapper| mapper.counters(&mut |name, count| _ = counters.insert(name, count)));
         }
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));

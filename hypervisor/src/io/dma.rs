@@ -3,6 +3,7 @@
 use crate::device::{GuestMemory, Unreached};
 use crate::hart::env::Env;
 use crate::io::serial::Reach;
+use crate::memory::edits;
 use crate::memory::reach::by_page;
 use crate::vm::Unreachable;
 use mmu::frames::Loan;
@@ -119,6 +120,6 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
     }
 
     fn give_back(&mut self, spans: &[Span]) -> Returned {
-        self.vm.translation.give_back(self.g, self.vm, spans, self.env)
+        edits::give_back(self.g, self.vm, spans, self.env)
     }
 }

@@ -204,10 +204,13 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
     let regions = regions(g, config).map_err(Unbuilt::Never)?;
     let space = AddressSpace::new(g.offer.g_format, owner, policy, frames, &mut mem);
     let mut space = space.map_err(Unbuilt::NoFrame)?;
-    let added = regions.into_iter().try_for_each(|region| space.add_region(region));
+    let added = regions.into_iter().try_for_each(|region| space.add_region(region, &mem));
     let added = added.map_err(|why| format!("its memory map: {why}"));
-    match added.and_then(|()| translation.build(g, vm, lists.take(), (owner, frames), &mut mem)) {
-        Ok(shadow) => Ok(Memory { space, shadow }),
+    match added.and_then(|()| translation.build(g, vm, lists.take(), (&mut space, owner, frames), &mut mem)) {
+        Ok(shadow) => {
+            g.mappers.iter().filter_map(|kind| kind(vm)).for_each(|mapper| space.add_mapper(mapper));
+            Ok(Memory { space, shadow })
+        }
         Err(message) => {
             // No hart has seen these tables: their frames go straight back.
             space.destroy(&mut Unseen).release(u32::MAX, frames, &mem, |_| {});

@@ -3,6 +3,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::edits;
 use crate::vm::Vm;
 use crate::vm::chores::{Gigapages, Place};
 use abi::bundle::GUEST_RAM_BASE;
@@ -69,7 +70,7 @@ impl Gigapages {
                 let last = self.page;
                 self.page = self.page.add(Level::MEGA.pages());
                 if self.page.is_aligned(Level::GIGA.pages()) {
-                    vm.translation.join(g, vm, last, env);
+                    edits::join(g, vm, last, env);
                     self.place = Place::ANYWHERE;
                 }
                 true

@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod coalescing;
+pub(crate) mod edits;
 mod paging;
 mod promote;
 pub mod reach;

@@ -2,6 +2,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::edits;
 use crate::pager::promoter::{Doing, FIRST, Hand, Promoter};
 use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
@@ -52,7 +53,7 @@ impl Promoter {
         let vm = g.vms.at(doing.vm.slot).filter(|vm| vm.handle == doing.vm);
         doing.left -= 1;
         if let (Some(vm), 1.., false) = (vm, doing.left, g.pager.has_work()) {
-            match vm.translation.promote(g, &vm, &mut doing.promotion, env) {
+            match edits::promote(g, &vm, &mut doing.promotion, env) {
                 Promoted::More => return Some(doing),
                 Promoted::Whole => self.in_vain.store(0, SeqCst),
                 // The guest writes to them all the time: it has faulted for nothing.

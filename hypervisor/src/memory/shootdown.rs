@@ -9,8 +9,9 @@
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::hart::harts;
-use crate::vm::Vm;
+use crate::vm::{Translation, Vm};
 use core::sync::atomic::Ordering;
+use rv::{Fence, FenceScope, Gpa};
 
 /// Makes all other harts forget translations of the VM: a hart that is in its guest leaves it, and a hart that enters
 /// it fences first. The caller holds the VM's memory, so that no other hart does the same meanwhile, or is the last to
@@ -29,6 +30,33 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     }
     // This hart is about to forget them, too.
     g.harts[me].counters.fences.bump();
+}
+
+/// The TLBs of all harts, as far as one VM's translations are in them.
+pub(crate) struct Tlbs<'a, E> {
+    pub g: &'a Gnomon,
+    pub vm: &'a Vm,
+    /// The hart that edits the tables.
+    pub env: &'a mut E,
+}
+
+impl<E: Env> Fence<Gpa> for Tlbs<'_, E> {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        let Self { g, vm, env } = self;
+        shoot_down(g, vm, *env);
+        if vm.translation != Translation::TwoStage {
+            // What they hold leads from virtual to host addresses at once, so no scope of guest physical addresses tells what to
+            // forget. The loaded guest may be another VM's.
+            env.fence_shadows();
+        }
+        match vm.translation {
+            Translation::TwoStage => env.fence_g_stage(vm.slot(), scope),
+            Translation::Adaptive => env.fence_g_stage(vm.slot(), FenceScope::Everything),
+            Translation::Shadow(_) => {}
+        }
+        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
+        env.fence_instructions();
+    }
 }
 
 /// Marks the VM as live on a hart, before any walk can happen there. Returns the generation that a hart without any

@@ -18,23 +18,20 @@ use crate::hart::env::Env;
 use crate::machine::isa::Isa;
 use crate::machine::tunables::Tunables;
 use crate::memory::{adaptive, coalescing, shadow, two_stage};
-use crate::pager::Portion;
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
 use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::vcpu::{Adapts, Tables, Vcpu, VcpuRun};
-use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
+use crate::vm::{Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
-use core::ops::Range;
-use mmu::frames::{Frames, Owner, Run};
-use mmu::gstage::{Ad, Comes, Images, Ready, Returned, Span, SwapSlot};
+use mmu::frames::{Frames, Owner};
+use mmu::gstage::{Ad, AddressSpace, Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
-use mmu::{Promoted, Promotion};
 use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
@@ -133,7 +130,7 @@ impl Translation {
         g: &Gnomon,
         vm: &Vm,
         lists: Option<Lists>,
-        from: (Owner, &Frames),
+        from: (&mut AddressSpace, Owner, &Frames),
         mem: &mut impl PhysMem,
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
         match (self, lists) {
@@ -428,89 +425,11 @@ impl Translation {
         self.reach(g, &vm, what, &mut run.ready, env)
     }
 
-    /// Does a part of a sweep through the VM's memory, from a page on up to another. Returns whether more pages can go.
-    pub fn sweep<E: Env>(
-        self,
-        g: &Gnomon,
-        vm: &Vm,
-        from: (&mut Pfn<Gpa>, Pfn<Gpa>),
-        portion: &mut Portion,
-        env: &mut E,
-    ) -> bool {
-        match self {
-            TwoStage => two_stage::sweep(g, vm, from, portion, env),
-            Shadow(_) | Adaptive => shadow::paging::sweep(g, vm, from, portion, env),
-        }
-    }
-
-    /// Takes those originals that have these homes from the VM, which gets them again at the next touch. Returns which it keeps, a
-    /// bit for each.
-    pub fn rest_originals<E: Env>(
-        self,
-        g: &Gnomon,
-        vm: &Vm,
-        homes: Range<u64>,
-        portion: &mut Portion,
-        env: &mut E,
-    ) -> u64 {
-        match self {
-            TwoStage => two_stage::rest_originals(g, vm, homes, portion, env),
-            Shadow(_) | Adaptive => shadow::paging::rest_originals(g, vm, homes, portion, env),
-        }
-    }
-
-    /// Does a portion of making one large page of small ones.
-    pub fn promote<E: Env>(self, g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
-        match self {
-            TwoStage => two_stage::promote(g, vm, promotion, env),
-            Shadow(_) | Adaptive => shadow::paging::promote(g, vm, promotion, env),
-        }
-    }
-
-    /// Makes one leaf of 1 GiB of those around `page`, if it can be.
-    pub fn join<E: Env>(self, g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
-        match self {
-            TwoStage => two_stage::join(g, vm, page, env),
-            Shadow(_) | Adaptive => shadow::paging::join(g, vm, page, env),
-        }
-    }
-
-    /// Maps a page that has been brought in from the swap device, to that frame. The VM's memory is locked.
-    ///
-    /// # Errors
-    /// The frame, if the page is not out there any more.
-    pub fn bring_in<E: Env>(
-        self,
-        g: &Gnomon,
-        vm: &Vm,
-        what: (Locked<'_>, Pfn<Gpa>, SwapSlot),
-        frame: (Run, Comes),
-        env: &mut E,
-    ) -> Result<(), Run> {
-        match self {
-            TwoStage => two_stage::bring_in(g, vm, what, frame, env),
-            Shadow(_) | Adaptive => shadow::paging::bring_in(g, vm, what, frame, env),
-        }
-    }
-
     /// Notes that Gnomon itself has written to that frame of the VM.
     pub fn host_wrote<E: Env>(self, vm: &Vm, gfn: Pfn<Gpa>, env: &E) {
         match self {
             TwoStage => {}
             Shadow(_) | Adaptive => shadow::host_wrote(vm, gfn, env),
         }
-    }
-
-    /// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. Frames
-    /// that came free are free when this returns.
-    pub fn give_back<E: Env>(self, g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
-        let returned = match self {
-            TwoStage => two_stage::give_back(g, vm, spans, env),
-            Shadow(_) | Adaptive => shadow::paging::give_back(g, vm, spans, env),
-        };
-        if returned.freed != 0 && g.pager.is_on() {
-            g.pager.wake_waiting(g, env);
-        }
-        returned
     }
 }

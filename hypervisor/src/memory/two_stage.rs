@@ -4,24 +4,17 @@ use crate::device::offer::{GuestMode, Offer};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::machine::isa::Isa;
-use crate::memory::shootdown::shoot_down;
-use crate::pager::{Pageable, Portion};
+use crate::memory::shootdown::Tlbs;
 use crate::vm::chores::Remains;
 use crate::vm::vcpu::VcpuRun;
-use crate::vm::{Locked, Memory, Unreachable, Vm};
+use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
-use core::ops::Range;
-use mmu::frames::{Frames, Run};
-use mmu::gstage::{
-    AddressSpace, Comes, Filled, How, Images, Ready, Resolved, Returned, Span, SwapSlot, Unresolved, in_portions,
-    settle,
-};
-use mmu::shadow::{Budget, GuestFence};
-use mmu::stale::Stale;
-use mmu::{Promoted, Promotion};
-use rv::{Access, Addr, Fence, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn};
+use mmu::frames::Frames;
+use mmu::gstage::{Filled, How, Images, Ready, Resolved, Unresolved, in_portions};
+use mmu::shadow::GuestFence;
+use rv::{Access, Addr, FenceScope, Gpa, Hpa, PAGE_BYTES};
 
 /// Checks whether this machine can put such a VM behind a G-stage; the error is a message.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
@@ -56,7 +49,7 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E
     vm.past.lock().space += memory.space.counters();
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it
     // enters this VM again, and nobody else's VMID reaches them.
-    Remains::of_space(memory.space.destroy(&mut GStageFence { g, vm, env }))
+    Remains::of_space(memory.space.destroy(&mut Tlbs { g, vm, env }))
 }
 
 /// Puts a vCPU on this hart.
@@ -111,7 +104,12 @@ pub(crate) fn touch<E: Env>(
         filled.map_err(|why| g.unresolved(why, env))
     });
     match done {
-        Ok(Some(Filled::Elsewhere)) => None,
+        Ok(Some(Filled::Elsewhere)) => {
+            if !filler.is_current() {
+                run.filler = vm.memory.lock().as_mut().map(|memory| memory.space.filler());
+            }
+            None
+        }
         Ok(Some(Filled::Mapped { hpa, how })) => {
             forget_older(g, vm, (gpa, access), how, env);
             look(g, env);
@@ -147,110 +145,6 @@ fn forget_older<E: Env>(g: &Gnomon, vm: &Vm, (gpa, access): (Addr<Gpa>, Access),
     }
 }
 
-/// Does a part of a sweep through the VM's memory.
-pub(crate) fn sweep<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    from: (&mut Pfn<Gpa>, Pfn<Gpa>),
-    portion: &mut Portion,
-    env: &mut E,
-) -> bool {
-    let (at, end) = from;
-    let swept = with_swept(g, vm, env, |swept| {
-        let frames = swept.frames;
-        g.pager.sweep(vm, swept, (&mut *at, end), portion, frames)
-    });
-    swept.unwrap_or_else(|| {
-        *at = end;
-        true
-    })
-}
-
-/// Takes originals from the VM.
-pub(crate) fn rest_originals<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    homes: Range<u64>,
-    portion: &mut Portion,
-    env: &mut E,
-) -> u64 {
-    with_swept(g, vm, env, |swept| g.pager.rest_shown(swept, homes, portion)).unwrap_or(0)
-}
-
-/// Does something with the VM's memory, under its lock. `None` if it has none any more.
-fn with_swept<E: Env, R>(g: &Gnomon, vm: &Vm, env: &mut E, to: impl FnOnce(&mut Swept<'_, E>) -> R) -> Option<R> {
-    let mut guard = vm.memory.lock();
-    let Memory { space, .. } = guard.as_mut()?;
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let mut swept = Swept { space, mem: &mut mem, hw: GStageFence { g, vm, env }, frames };
-    let result = to(&mut swept);
-    g.pager.forgo_all(swept.space);
-    Some(result)
-}
-
-/// A VM's memory, under its lock, behind its G-stage.
-struct Swept<'a, E: Env> {
-    space: &'a mut AddressSpace,
-    mem: &'a mut E::Mem,
-    hw: GStageFence<'a, E>,
-    frames: &'a Frames,
-}
-
-impl<E: Env> Pageable for Swept<'_, E> {
-    type Mem = E::Mem;
-
-    fn space(&mut self) -> (&mut AddressSpace, &mut E::Mem) {
-        (self.space, self.mem)
-    }
-
-    fn rest(&mut self, page: Pfn<Gpa>, _: Level, _: &mut Budget) -> Option<Stale<Gpa>> {
-        Some(self.space.rest(page, self.mem))
-    }
-
-    fn may_go(&mut self, _: Pfn<Gpa>) -> bool {
-        true
-    }
-
-    fn settle(&mut self, stale: Stale<Gpa>) {
-        // No frame is retired: those of idle pages are the VM's.
-        stale.flush(&mut self.hw, self.frames);
-    }
-}
-
-/// Does a portion of making one large page of small ones.
-pub(crate) fn promote<E: Env>(g: &Gnomon, vm: &Vm, promotion: &mut Promotion, env: &mut E) -> Promoted {
-    let frames = &g.harts[env.hart()].frames;
-    let mut guard = vm.memory.lock();
-    let Some(Memory { space, .. }) = guard.as_mut() else { return Promoted::Not };
-    space.promote(promotion, frames, &mut env.mem(), &mut GStageFence { g, vm, env })
-}
-
-/// Makes one leaf of 1 GiB of those around a page.
-pub(crate) fn join<E: Env>(g: &Gnomon, vm: &Vm, page: Pfn<Gpa>, env: &mut E) {
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let mut guard = vm.memory.lock();
-    if let Some((stale, publish)) = guard.as_mut().and_then(|memory| memory.space.join(page, &mut mem)) {
-        settle(stale, Some(publish), &mut GStageFence { g, vm, env }, &mut mem).release(frames);
-    }
-}
-
-/// Maps a page that has been brought in.
-pub(crate) fn bring_in<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    (mut guard, page, from): (Locked<'_>, Pfn<Gpa>, SwapSlot),
-    frame: (Run, Comes),
-    env: &mut E,
-) -> Result<(), Run> {
-    let frames = &g.harts[env.hart()].frames;
-    let Some(Memory { space, .. }) = guard.as_mut() else { return Err(frame.0) };
-    let stale = space.bring_in(page, from, frame, &mut env.mem())?;
-    space.keep_copies(g.pager.most_copies(g));
-    g.pager.forgo_all(space);
-    stale.flush(&mut GStageFence { g, vm, env }, frames);
-    Ok(())
-}
-
 /// Makes one attempt, under the VM's lock.
 fn try_reach<E: Env>(
     g: &Gnomon,
@@ -271,35 +165,6 @@ fn try_reach<E: Env>(
     forget_older(g, vm, (gpa, access), how, env);
     // The VM's own lock stays held: no hart may resolve this page meanwhile and have its
     // translation overtaken by this fence, or see the copy before all others have left.
-    settle(stale, publish, &mut GStageFence { g, vm, env }, mem).release(frames);
+    space.settle(stale, publish, &mut Tlbs { g, vm, env }, mem).release(frames);
     Ok(hpa)
-}
-
-/// Makes pages untouched again, a portion of them.
-pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
-    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let mut guard = vm.memory.lock();
-    let Some(Memory { space, .. }) = guard.as_mut() else { return Returned::nothing_of(spans) };
-    let (returned, stale) = space.give_back(spans, frames, &mut mem);
-    g.pager.forgo_all(space);
-    // The lock stays held: what a hart maps there meanwhile would be overtaken by this fence.
-    stale.flush(&mut GStageFence { g, vm, env }, frames);
-    returned
-}
-
-/// Fences of one VM's G-stage table, as the harts of the machine need them.
-struct GStageFence<'a, E> {
-    g: &'a Gnomon,
-    vm: &'a Vm,
-    /// The hart that edits.
-    env: &'a mut E,
-}
-
-impl<E: Env> Fence<Gpa> for GStageFence<'_, E> {
-    fn fence(&mut self, scope: FenceScope<Gpa>) {
-        shoot_down(self.g, self.vm, self.env);
-        self.env.fence_g_stage(self.vm.slot(), scope);
-        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
-        self.env.fence_instructions();
-    }
 }

@@ -1,10 +1,8 @@
 //! The state of a sweep, the limits of one part of it, and the operations that it needs of a VM's memory.
 
 use abi::bundle::{GUEST_RAM_BASE, MAX_VMS};
-use mmu::gstage::AddressSpace;
 use mmu::shadow::Budget;
-use mmu::stale::Stale;
-use rv::{Addr, Gpa, Level, Pfn, PhysMem};
+use rv::{Addr, Gpa, Pfn};
 
 /// The goal of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,19 +119,4 @@ impl Portion {
     pub(crate) fn is_to_come_again(&self, before: Budget) -> bool {
         self.leaves.is_spent() && before != Budget::WHOLE
     }
-}
-
-/// A VM's memory, under its lock, as a sweep needs it.
-pub trait Pageable {
-    /// The access to host RAM.
-    type Mem: PhysMem;
-    /// Returns the memory, and host RAM.
-    fn space(&mut self) -> (&mut AddressSpace, &mut Self::Mem);
-    /// Makes a page idle that is mapped; what that owes is collected for [`Pageable::settle`]. `None`: the budget is spent before
-    /// that.
-    fn rest(&mut self, page: Pfn<Gpa>, level: Level, leaves: &mut Budget) -> Option<Stale<Gpa>>;
-    /// Returns whether an idle page may go.
-    fn may_go(&mut self, page: Pfn<Gpa>) -> bool;
-    /// Does the fence that is owed.
-    fn settle(&mut self, stale: Stale<Gpa>);
 }

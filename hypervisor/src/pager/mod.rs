@@ -27,7 +27,7 @@ pub(crate) mod homes;
 pub mod promoter;
 
 pub use crate::backend::disks::{IoError, NotBegun, Token};
-pub use clock::{Pageable, Portion};
+pub use clock::Portion;
 pub use disk::{Disk, Way};
 pub use homes::homes_of_all;
 

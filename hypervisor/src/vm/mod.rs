@@ -5,6 +5,7 @@ pub mod chores;
 pub mod events;
 pub mod fetch;
 pub mod lock;
+pub mod mapper;
 pub mod outcome;
 pub mod savings;
 pub mod sbi_error;
@@ -126,8 +127,8 @@ pub struct Tlb {
     /// Counts changes of the G-stage table that harts must fence for; each hart remembers the generation that it
     /// has fenced for (after bhyve's `pm_eptgen`).
     pub generation: AtomicU64,
-    /// Counts changes of the VM's tables that TLBs must forget, those of the hart that makes them among them.
-    pub edits: AtomicU64,
+    /// Counts the edits of the VM's memory ([`vcpu::Way`]).
+    pub edits: Arc<AtomicU64>,
     /// Harts (by bit) whose TLBs may hold translations of the VM. A hart that has fenced for an older generation may be missing: it
     /// fences before it enters the guest.
     pub live_on: AtomicU64,

@@ -359,6 +359,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         network,
     };
     let g = Gnomon {
+        mappers: &hypervisor::vm::mapper::KINDS,
         vms: Vms::new(),
         offer,
         sched: Sched::new(harts),

@@ -19,9 +19,9 @@ use crate::table;
 use crate::walk::Slot;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use rv::{Access, Addr, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// Makes `access` to `gpa` possible, if a region allows it: the answer to a guest-page fault.
     ///
     /// An anonymous page is zeroed, an image page mapped read-only, or copied if the access is a
@@ -31,11 +31,11 @@ impl AddressSpace {
     /// Who is to blame. Nothing has changed then, and no frame is lost.
     pub fn resolve(
         &mut self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         access: Access,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, ResolveError> {
+    ) -> Result<Resolved<In>, ResolveError<In>> {
         with_ready(frames, mem, |ready, mem| self.resolve_with(gpa, access, ready, frames, mem))
     }
 
@@ -46,12 +46,12 @@ impl AddressSpace {
     /// As for [`AddressSpace::resolve`]; or that 2 MiB are to be made ready first.
     pub fn resolve_with(
         &mut self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         access: Access,
         ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         let Some(&region) = self.region_of(gpa.pfn()) else { return Ok(Resolved::Hole) };
         if !region.prot.allows(access) {
             self.counters.denied += 1;
@@ -115,10 +115,10 @@ impl AddressSpace {
     #[inline(never)]
     fn bring_back(
         &mut self,
-        (gpa, access): (Addr<Gpa>, Access),
+        (gpa, access): (Addr<In>, Access),
         slot: &Slot<Hpa>,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         match Kept::of(slot.pte, slot.level) {
             Kept::Idle(leaf) => Ok(self.revive((gpa, access), (slot, &leaf), mem)),
             Kept::Out(there) => Err(ResolveError::Out { page: gpa.pfn(), slot: there }.into()),
@@ -128,7 +128,7 @@ impl AddressSpace {
 
     /// Whether 2 MiB may come where nothing is mapped: a first look, which most faults of 4 KiB end with.
     #[inline(always)]
-    fn may_be_mega(&self, access: Access, region: &Region, slot: &Slot<Hpa>) -> bool {
+    fn may_be_mega(&self, access: Access, region: &Region<In>, slot: &Slot<Hpa>) -> bool {
         let in_place_of_small = || region.object != Object::Anonymous && self.is_copied_by(access);
         self.policy.superpages != Superpages::Never && (slot.level >= Level::MEGA || in_place_of_small())
     }
@@ -138,7 +138,7 @@ impl AddressSpace {
     #[inline(never)]
     fn mega_at(
         &self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         access: Access,
         slot: &Slot<Hpa>,
         mem: &impl PhysMem,
@@ -155,13 +155,13 @@ impl AddressSpace {
     #[inline(never)]
     fn commit_mega(
         &mut self,
-        (gpa, access): (Addr<Gpa>, Access),
-        region: &Region,
+        (gpa, access): (Addr<In>, Access),
+        region: &Region<In>,
         slot: &Slot<Hpa>,
         (content, small): (Content, Option<Small>),
         supplies: Supplies,
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         match small {
             Some(small) => self.copy_small(gpa, region, small, supplies, mem),
             None if content == Content::ZERO => {
@@ -179,12 +179,12 @@ impl AddressSpace {
     /// A copy of 2 MiB comes in the place of 4 KiB leaves.
     fn copy_small(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         small: Small,
         Supplies { data, .. }: Supplies,
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         let copy = data.expect("taken ahead").into_entry();
         let at = small.at;
         let (stale, taken) = self.replace(small, copy, mem);
@@ -193,12 +193,12 @@ impl AddressSpace {
 
     fn fill_anonymous(
         &mut self,
-        (gpa, access): (Addr<Gpa>, Access),
-        region: &Region,
+        (gpa, access): (Addr<In>, Access),
+        region: &Region<In>,
         slot: &Slot<Hpa>,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
         if let Some(page) = &supplies.data {
             mem.zero_frames(page.first(), 1);
@@ -210,13 +210,13 @@ impl AddressSpace {
     /// Maps frames that are ready.
     fn commit_anonymous(
         &mut self,
-        (gpa, access): (Addr<Gpa>, Access),
+        (gpa, access): (Addr<In>, Access),
         prot: Prot,
         level: Level,
         slot: &Slot<Hpa>,
         supplies: Supplies,
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         let Supplies { tables, data } = supplies;
         let pfn = data.expect("taken with the tables").into_entry();
         let leaf = self.policy.first_leaf(pfn, prot, access);
@@ -226,13 +226,13 @@ impl AddressSpace {
 
     fn map_image(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         image: Pfn<Hpa>,
         slot: &Slot<Hpa>,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         // A 2 MiB leaf needs the image's frames as aligned as the guest's pages, and all of them at home.
         let mega = if slot.level < Level::MEGA { None } else { self.mega_around(gpa.pfn()) }
             .and_then(|(_, content)| content.image())
@@ -255,12 +255,12 @@ impl AddressSpace {
     /// The first touch of an image page is a store, and a copy of 2 MiB is not to be had.
     fn copy_unmapped(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         (image, slot): (Pfn<Hpa>, &Slot<Hpa>),
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         let supplies = Supplies::take(frames, self.owner, below(slot, Level::PAGE), Some(0))?;
         if let Some(page) = &supplies.data {
             mem.copy_frames(image, page.first(), 1);
@@ -274,13 +274,13 @@ impl AddressSpace {
     /// `stale` is what must be fenced before that changes.
     fn commit_copy(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         slot: &Slot<Hpa>,
         (level, Supplies { tables, data }): (Level, Supplies),
-        stale: Stale<Gpa>,
+        stale: Stale<In>,
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         let copy = data.expect("taken with the tables").into_entry();
         let at = match tables.last() {
             Some(lowest) => lowest.first().at(8 * self.format.index(gpa, level) as u64),
@@ -295,12 +295,12 @@ impl AddressSpace {
     /// What is left to do about a copy: the fence, then the entry.
     fn copied(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         (copy, level): (Pfn<Hpa>, Level),
-        stale: Stale<Gpa>,
+        stale: Stale<In>,
         (at, taken): (Addr<Hpa>, Vec<Taken>),
-    ) -> Resolved {
+    ) -> Resolved<In> {
         if level == Level::MEGA {
             self.counters.copies_2m += 1;
         } else {
@@ -319,13 +319,13 @@ impl AddressSpace {
     /// smaller ones do.
     fn copy_mapped(
         &mut self,
-        gpa: Addr<Gpa>,
-        region: &Region,
+        gpa: Addr<In>,
+        region: &Region<In>,
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
         ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Resolved, Unresolved> {
+    ) -> Result<Resolved<In>, Unresolved<ResolveError<In>>> {
         assert!(!leaf.flags.contains(OWNED), "{gpa}: the VM's own page is read-only in a writable region");
         let image = arrival(leaf, slot.level, gpa).pfn();
         let split = slot.level == Level::MEGA;
@@ -370,7 +370,7 @@ impl AddressSpace {
 
     /// Puts `leaf` below the invalid entry in `slot`, with `tables` between them (the highest first).
     /// The write of `slot`'s entry comes last and publishes all.
-    fn link(&mut self, gpa: Addr<Gpa>, slot: &Slot<Hpa>, tables: Vec<Run>, leaf: Pte, mem: &mut impl PhysMem) {
+    fn link(&mut self, gpa: Addr<In>, slot: &Slot<Hpa>, tables: Vec<Run>, leaf: Pte, mem: &mut impl PhysMem) {
         self.counters.tables += tables.len() as u64;
         let top = tables.first().map_or(leaf, |table| Entry::Table(table.first()).encode());
         let mut level = slot.level;

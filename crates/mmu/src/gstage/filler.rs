@@ -11,12 +11,12 @@ use super::edit;
 use super::mega::{NoMega, mega_in, take_mega};
 use super::policy::Superpages;
 use super::ready::{Ready, Supplies, Unresolved};
-use super::region::{Object, Region, region_in};
-use super::space::{Filler, How};
+use super::region::{Object, Region};
+use super::space::{Filler, How, ResolveError};
 use crate::frames::{Frames, Run};
 use crate::table;
 use core::sync::atomic::Ordering::Relaxed;
-use rv::{Access, Addr, Entry, Gpa, Hpa, Level, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Entry, Hpa, Level, PhysMem, Pte, PteFlags, Space};
 
 /// The entry at which a walk ended.
 struct Found {
@@ -39,7 +39,7 @@ pub enum Filled {
     Elsewhere,
 }
 
-impl Filler {
+impl<In: Space> Filler<In> {
     /// Resolves a fault of `access` at `gpa`, if it is the filler's. The caller has a share of the lock of the address space, and discards what is left in
     /// `ready` in the end.
     ///
@@ -47,14 +47,14 @@ impl Filler {
     /// [`Unresolved::Wants`]: the caller must make 2 MiB ready first.
     pub fn fill(
         &self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         access: Access,
         ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Filled, Unresolved> {
-        let Some(region) = region_in(&self.regions, gpa.pfn()) else { return Ok(Filled::Elsewhere) };
-        if !region.prot.allows(access) {
+    ) -> Result<Filled, Unresolved<ResolveError<In>>> {
+        let Some(region) = self.regions.get(gpa.pfn()) else { return Ok(Filled::Elsewhere) };
+        if !region.prot.allows(access) || !self.is_current() {
             return Ok(Filled::Elsewhere);
         }
         loop {
@@ -84,7 +84,7 @@ impl Filler {
 
     /// Walks the table to the entry that translates `gpa`.
     // Not by `walk::descend`: with a second user it would not be inlined into `AddressSpace::slot`.
-    fn descend(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Found {
+    fn descend(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Found {
         let (mut table, mut level) = (self.root, self.format.root_level());
         loop {
             let at = table.at(8 * self.format.index(gpa, level) as u64);
@@ -100,12 +100,12 @@ impl Filler {
     /// hold parts of an image.
     fn supplies(
         &self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         slot: &Found,
         ready: &mut Ready,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Option<(Level, Supplies)>, Unresolved> {
+    ) -> Result<Option<(Level, Supplies)>, Unresolved<ResolveError<In>>> {
         if slot.level >= Level::MEGA
             && self.policy.superpages != Superpages::Never
             && let Some((_, content)) = mega_in(&self.regions, gpa.pfn())
@@ -131,8 +131,8 @@ impl Filler {
     /// Links a leaf of `level` in or below `slot`. Frees all frames and returns `None` if the entry is not invalid any more.
     fn link(
         &self,
-        (gpa, access): (Addr<Gpa>, Access),
-        (region, slot, level): (&Region, &Found, Level),
+        (gpa, access): (Addr<In>, Access),
+        (region, slot, level): (&Region<In>, &Found, Level),
         Supplies { tables, data }: Supplies,
         frames: &Frames,
         mem: &mut impl PhysMem,

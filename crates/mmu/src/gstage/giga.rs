@@ -10,16 +10,16 @@ use crate::stale::Stale;
 use crate::table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use rv::{Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Caps, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// 2 MiB of a GiB.
 const MEGAS: u64 = Level::GIGA.pages() / Level::MEGA.pages();
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// The first page of the GiB around `page`, if one leaf may map it: by policy, and because one region of anonymous memory covers
     /// it.
     #[must_use]
-    pub fn giga_around(&self, page: Pfn<Gpa>) -> Option<Pfn<Gpa>> {
+    pub fn giga_around(&self, page: Pfn<In>) -> Option<Pfn<In>> {
         let first = page.align_down(Level::GIGA.pages());
         let covers = self.region_of(first).is_some_and(|region| {
             region.object == Object::Anonymous && region.end() >= first.raw() + Level::GIGA.pages()
@@ -29,7 +29,7 @@ impl AddressSpace {
 
     /// Joins the 2 MiB of the GiB around `page`: one leaf is to map them all, once what is stale is fenced. `None` if that cannot be;
     /// nothing has changed then.
-    pub fn join(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Option<(Stale<Gpa>, Box<Publish>)> {
+    pub fn join(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) -> Option<(Stale<In>, Box<Publish>)> {
         let first = self.giga_around(page)?;
         let (at, table) = self.table_above(first, Level::GIGA, mem)?;
         let leaves = (0..MEGAS).map(|index| Pte(mem.read_u64(table.at(8 * index))));
@@ -61,13 +61,13 @@ impl AddressSpace {
     ///
     /// # Panics
     /// If there is no such leaf.
-    pub fn break_giga(&mut self, page: Pfn<Gpa>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) -> Stale<Gpa> {
+    pub fn break_giga(&mut self, page: Pfn<In>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) -> Stale<In> {
         let split = frames.claim_beyond(table, self.owner, Use::Table);
         self.break_giga_into(page, split, mem)
     }
 
     /// The same with a table that is the VM's already.
-    pub(super) fn break_giga_into(&mut self, page: Pfn<Gpa>, split: Run, mem: &mut impl PhysMem) -> Stale<Gpa> {
+    pub(super) fn break_giga_into(&mut self, page: Pfn<In>, split: Run, mem: &mut impl PhysMem) -> Stale<In> {
         let slot = self.slot(page.base(), mem);
         let found = slot.and_then(|slot| match slot.entry {
             Entry::Leaf(leaf) if slot.level == Level::GIGA => Some((slot.at, leaf)),

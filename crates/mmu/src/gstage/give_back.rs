@@ -5,13 +5,13 @@ use super::space::AddressSpace;
 use crate::frames::Frames;
 use crate::stale::Stale;
 use rv::format::ENTRIES;
-use rv::{Gpa, Hpa, Level, Pfn, PhysMem};
+use rv::{Gpa, Hpa, Level, Pfn, PhysMem, Space};
 
 /// Pages of guest memory that follow one another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct Span<In: Space = Gpa> {
     /// The first one.
-    pub start: Pfn<Gpa>,
+    pub start: Pfn<In>,
     /// How many they are.
     pub pages: u64,
 }
@@ -30,15 +30,15 @@ pub struct Returned {
 impl Returned {
     /// There is no memory any more.
     #[must_use]
-    pub fn nothing_of(spans: &[Span]) -> Self {
+    pub fn nothing_of<In: Space>(spans: &[Span<In>]) -> Self {
         Self { passed: spans.iter().map(|span| span.pages).sum(), ..Self::default() }
     }
 }
 
 /// What is taken in one go.
-pub(crate) struct Piece {
+pub(crate) struct Piece<In: Space> {
     /// Whose pages go.
-    pub span: Span,
+    pub span: Span<In>,
     /// How many pages are dealt with then. All of those are, but where a table goes later, with the last of its leaves.
     passes: u64,
     /// Whether a table goes, too.
@@ -46,12 +46,12 @@ pub(crate) struct Piece {
 }
 
 /// Goes through spans, in pieces.
-pub(crate) struct GiveBack<'a> {
-    spans: &'a [Span],
+pub(crate) struct GiveBack<'a, In: Space> {
+    spans: &'a [Span<In>],
     /// Pages of the first of them that are dealt with.
     done: u64,
     returned: Returned,
-    stale: Stale<Gpa>,
+    stale: Stale<In>,
     /// What may still be done. It is looked at between two pieces, so the last one may exceed it.
     steps: u32,
 }
@@ -71,9 +71,9 @@ const SPLIT: u32 = 900;
 /// Runs of frames in one piece at most: 32 take some 20,000 instructions.
 const MOST_RUNS: u64 = 32;
 
-impl<'a> GiveBack<'a> {
+impl<'a, In: Space> GiveBack<'a, In> {
     /// A portion of what is to be done for `spans`.
-    pub fn new(spans: &'a [Span]) -> Self {
+    pub fn new(spans: &'a [Span<In>]) -> Self {
         Self { spans, done: 0, returned: Returned::default(), stale: Stale::none(), steps: STEPS }
     }
 
@@ -88,7 +88,7 @@ impl<'a> GiveBack<'a> {
     }
 
     /// The next piece; `None` if the portion is over.
-    pub fn next(&mut self, space: &AddressSpace, mem: &impl PhysMem) -> Option<Piece> {
+    pub fn next(&mut self, space: &AddressSpace<In>, mem: &impl PhysMem) -> Option<Piece<In>> {
         while self.steps != 0 {
             let (span, others) = self.spans.split_first()?;
             if self.done == span.pages {
@@ -106,7 +106,13 @@ impl<'a> GiveBack<'a> {
     }
 
     /// The piece that `page` begins, with `left` pages in its span; or so many pages of nothing.
-    fn look(&mut self, space: &AddressSpace, page: Pfn<Gpa>, left: u64, mem: &impl PhysMem) -> Result<Piece, u64> {
+    fn look(
+        &mut self,
+        space: &AddressSpace<In>,
+        page: Pfn<In>,
+        left: u64,
+        mem: &impl PhysMem,
+    ) -> Result<Piece<In>, u64> {
         // Beyond what the format can translate, nothing is.
         let slot = space.slot(page.base(), mem).ok_or(left)?;
         let mut level = slot.level;
@@ -119,8 +125,8 @@ impl<'a> GiveBack<'a> {
         let simple = |pages| Piece { span: Span { start: page, pages }, passes: pages, has_table: false };
         let mega = Level::MEGA.pages();
         if slot.level > Level::PAGE {
-            // Nothing, or an image's own frames.
-            if !slot.pte.flags().contains(OWNED) {
+            // Nothing, or an image's own frames, which the guest would find there again.
+            if !slot.pte.flags().contains(OWNED) && (slot.pte.0 == 0 || space.region_of(page).is_some()) {
                 return Err(there);
             }
             // As a whole, or split.
@@ -142,7 +148,7 @@ impl<'a> GiveBack<'a> {
     }
 
     /// Takes a piece. No shadow table leads there any more, but TLBs may.
-    pub fn take(&mut self, piece: &Piece, space: &mut AddressSpace, frames: &Frames, mem: &mut impl PhysMem) {
+    pub fn take(&mut self, piece: &Piece<In>, space: &mut AddressSpace<In>, frames: &Frames, mem: &mut impl PhysMem) {
         let splits = space.counters.splits + space.counters.splits_1g;
         match space.unmap(piece.span.start, piece.span.pages, frames, mem) {
             Ok(stale) => {
@@ -160,7 +166,7 @@ impl<'a> GiveBack<'a> {
     }
 
     /// The end of the portion: what it came to once what is stale is fenced.
-    pub fn finish(self) -> (Returned, Stale<Gpa>) {
+    pub fn finish(self) -> (Returned, Stale<In>) {
         (self.returned, self.stale)
     }
 }
@@ -168,19 +174,4 @@ impl<'a> GiveBack<'a> {
 /// The indices of the entries in a table of 4 KiB leaves that say something.
 fn leaves(table: Pfn<Hpa>, mem: &impl PhysMem) -> impl Iterator<Item = u64> {
     (0..ENTRIES as u64).filter(move |index| mem.read_u64(table.at(8 * index)) != 0)
-}
-
-impl AddressSpace {
-    /// Makes pages untouched again ([`AddressSpace::unmap`]), as many of them as may be done at once: in their order, as if each
-    /// span followed the one before. Whoever wants the rest calls it again. Of 2 MiB that would have to be split, and for
-    /// whose table there is no frame, nothing goes.
-    ///
-    /// What came free is free once the [`Stale`] is fenced.
-    pub fn give_back(&mut self, spans: &[Span], frames: &Frames, mem: &mut impl PhysMem) -> (Returned, Stale<Gpa>) {
-        let mut work = GiveBack::new(spans);
-        while let Some(piece) = work.next(self, mem) {
-            work.take(&piece, self, frames, mem);
-        }
-        work.finish()
-    }
 }

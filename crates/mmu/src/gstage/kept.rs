@@ -25,7 +25,7 @@ use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use crate::walk::Slot;
 use core::ops::Range;
-use rv::{Access, Addr, Caps, Entry, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Access, Addr, Caps, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// How a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,10 +111,10 @@ pub enum Sight {
     Idle(Level),
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// What is there to be taken at `page`, and the first page behind it that has an entry of its own.
     #[must_use]
-    pub fn look(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> (Sight, Pfn<Gpa>) {
+    pub fn look(&self, page: Pfn<In>, mem: &impl PhysMem) -> (Sight, Pfn<In>) {
         let Some(slot) = self.slot(page.base(), mem) else { return (Sight::Nothing, page.add(1)) };
         let next = page.align_down(slot.level.pages()).add(slot.level.pages());
         let sight = match (slot.entry, Kept::of(slot.pte, slot.level)) {
@@ -128,7 +128,7 @@ impl AddressSpace {
 
     /// The page of the swap device that `page` is on, if it is out.
     #[must_use]
-    pub fn is_out(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<SwapSlot> {
+    pub fn is_out(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<SwapSlot> {
         let slot = self.slot(page.base(), mem)?;
         match Kept::of(slot.pte, slot.level) {
             Kept::Out(there) => Some(there),
@@ -138,7 +138,7 @@ impl AddressSpace {
 
     /// Where `gpa` is in memory, whether the guest would get there without a fault or not. Changes nothing.
     #[must_use]
-    pub fn resident(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
+    pub fn resident(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Translation> {
         self.translate(gpa, mem).or_else(|| {
             let slot = if self.format.fits(gpa) { self.slot(gpa, mem)? } else { return None };
             match Kept::of(slot.pte, slot.level) {
@@ -155,7 +155,7 @@ impl AddressSpace {
     ///
     /// # Panics
     /// If it is not mapped.
-    pub fn rest(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
+    pub fn rest(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) -> Stale<In> {
         let Some(slot @ Slot { entry: Entry::Leaf(leaf), .. }) = self.slot(page.base(), mem) else {
             panic!("{page:?} is not mapped")
         };
@@ -176,7 +176,7 @@ impl AddressSpace {
     }
 
     /// Whether a sweep is to spare what is idle at `page` this time, because it was used often. It counts as spared then.
-    pub fn spare(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> bool {
+    pub fn spare(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) -> bool {
         let Some(slot) = self.slot(page.base(), mem) else { return false };
         let is_idle = matches!(Kept::of(slot.pte, slot.level), Kept::Idle(_));
         if !is_idle || slot.pte.0 & SPARED_MASK == 0 {
@@ -186,7 +186,7 @@ impl AddressSpace {
         true
     }
 
-    fn idle_slot(&self, page: Pfn<Gpa>, level: Level, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
+    fn idle_slot(&self, page: Pfn<In>, level: Level, mem: &impl PhysMem) -> (Slot<Hpa>, Leaf<Hpa>) {
         if let Some(slot) = self.slot(page.base(), mem)
             && slot.level == level
             && let Kept::Idle(leaf) = Kept::of(slot.pte, level)
@@ -201,7 +201,7 @@ impl AddressSpace {
     ///
     /// # Panics
     /// If there are no idle 2 MiB.
-    pub fn split_idle(&mut self, page: Pfn<Gpa>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) {
+    pub fn split_idle(&mut self, page: Pfn<In>, table: Ahead, frames: &Frames, mem: &mut impl PhysMem) {
         let (slot, leaf) = self.idle_slot(page, Level::MEGA, mem);
         let split = frames.claim_beyond(table, self.owner, Use::Table);
         let page_of = |index| Entry::Leaf(Leaf { pfn: leaf.pfn.add(index), ..leaf }).encode();
@@ -213,7 +213,7 @@ impl AddressSpace {
 
     /// Whether a page is zeroes as long as nobody has touched it: not where it is an image's.
     #[must_use]
-    pub fn begins_as_zeroes(&self, page: Pfn<Gpa>) -> bool {
+    pub fn begins_as_zeroes(&self, page: Pfn<In>) -> bool {
         self.region_of(page).is_some_and(|region| region.object == Object::Anonymous)
     }
 
@@ -224,7 +224,7 @@ impl AddressSpace {
     /// # Panics
     /// If the page is not idle; or would be an image's again.
     #[must_use = "the frame is to be freed when its contents are where they should be"]
-    pub fn take_out(&mut self, page: Pfn<Gpa>, to: Option<SwapSlot>, mem: &mut impl PhysMem) -> Run {
+    pub fn take_out(&mut self, page: Pfn<In>, to: Option<SwapSlot>, mem: &mut impl PhysMem) -> Run {
         let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
         assert!(
             to.is_some() || self.begins_as_zeroes(page),
@@ -244,7 +244,7 @@ impl AddressSpace {
     ///
     /// # Panics
     /// If the page is not idle.
-    pub fn take_out_clean(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) -> Option<Run> {
+    pub fn take_out_clean(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) -> Option<Run> {
         let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
         let copy = self.copies.remove(&page.raw())?;
         if leaf.flags.contains(PteFlags::D) {
@@ -265,7 +265,7 @@ impl AddressSpace {
     }
 
     /// Whether the swap device has copies of some of the 2 MiB from `first` on, which are in memory.
-    pub(super) fn has_copies(&self, first: Pfn<Gpa>) -> bool {
+    pub(super) fn has_copies(&self, first: Pfn<In>) -> bool {
         let pages = first.raw()..first.raw() + Level::MEGA.pages();
         !self.copies.is_empty() && self.copies.range(pages).next().is_some()
     }
@@ -286,7 +286,7 @@ impl AddressSpace {
     }
 
     /// What the swap device has of the page is out of date.
-    fn forgo_copy(&mut self, page: Pfn<Gpa>) {
+    fn forgo_copy(&mut self, page: Pfn<In>) {
         if !self.copies.is_empty() {
             self.forgone.extend(self.copies.remove(&page.raw()));
         }
@@ -304,7 +304,7 @@ impl AddressSpace {
     /// # Panics
     /// If the page is not idle.
     #[must_use]
-    pub fn frame_of_idle(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Pfn<Hpa> {
+    pub fn frame_of_idle(&self, page: Pfn<In>, mem: &impl PhysMem) -> Pfn<Hpa> {
         self.idle_slot(page, Level::PAGE, mem).1.pfn
     }
 
@@ -317,11 +317,11 @@ impl AddressSpace {
     /// The frame, if the page is not out there any more.
     pub fn bring_in(
         &mut self,
-        page: Pfn<Gpa>,
+        page: Pfn<In>,
         from: SwapSlot,
         (frame, comes): (Run, Comes),
         mem: &mut impl PhysMem,
-    ) -> Result<Stale<Gpa>, Run> {
+    ) -> Result<Stale<In>, Run> {
         if self.is_out(page, mem) != Some(from) {
             return Err(frame);
         }
@@ -348,15 +348,16 @@ impl AddressSpace {
     #[inline(never)]
     pub(super) fn dirty(
         &mut self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         let flags = leaf.flags | PteFlags::W | PteFlags::D;
         let (_, debt) = edit::exchange(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         // It allows more than before: a hart that remembers less faults, and finds that.
         let _ = debt.waive();
         self.forgo_copy(gpa.pfn());
+        self.mappers.dirtied(gpa.pfn());
         self.counters.dirtied += u64::from(!leaf.flags.contains(PteFlags::W));
         filled(arrival(leaf, slot.level, gpa), How::Spurious)
     }
@@ -365,10 +366,10 @@ impl AddressSpace {
     #[cold]
     pub(super) fn revive(
         &mut self,
-        (gpa, access): (Addr<Gpa>, Access),
+        (gpa, access): (Addr<In>, Access),
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
         mem: &mut impl PhysMem,
-    ) -> Resolved {
+    ) -> Resolved<In> {
         let mut flags = leaf.flags | PteFlags::A;
         flags.set(WARM, slot.pte.0 & UNASKED == 0);
         if access == Access::Store {
@@ -376,6 +377,7 @@ impl AddressSpace {
             self.counters.dirtied += u64::from(!flags.contains(PteFlags::W));
             flags |= PteFlags::W | PteFlags::D;
             self.forgo_copy(gpa.pfn());
+            self.mappers.dirtied(gpa.pfn());
         }
         edit::fill(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         self.counters.revived += 1;

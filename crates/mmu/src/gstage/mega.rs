@@ -4,14 +4,14 @@ use super::edit;
 use super::kept::Kept;
 use super::policy::{OWNED, Superpages};
 use super::ready::{COPIED_AT_ONCE, Content, Ready, Supplies};
-use super::region::{Object, Region, regions_from};
+use super::region::{Object, Region, Regions};
 use super::space::{AddressSpace, Taken};
 use crate::frames::{Frames, Owner, Run};
 use crate::stale::Stale;
 use crate::walk::Slot;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Addr, Caps, Entry, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Caps, Entry, FenceScope, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// Faults of a VM that go without 2 MiB after a search for them found none, until there is another one.
 const DENIED_FOR: u64 = 64;
@@ -37,10 +37,10 @@ pub(super) struct Small {
 pub(super) const MOST_TAKEN: usize = COPIED_AT_ONCE as usize;
 
 /// The 2 MiB around `page` and what they hold, if regions of equal protection cover them all.
-pub(super) fn mega_in(regions: &[Region], page: Pfn<Gpa>) -> Option<(Pfn<Gpa>, Content)> {
+pub(super) fn mega_in<In: Space>(regions: &Regions<In>, page: Pfn<In>) -> Option<(Pfn<In>, Content)> {
     let first = page.align_down(Level::MEGA.pages());
-    let mut regions = regions_from(regions, first).iter();
-    let known = regions.next().filter(|region| region.start <= first)?;
+    let mut regions = regions.from(first);
+    let known = regions.next()?;
     let (mut region, mut content) = (known, Content::EMPTY);
     loop {
         let start = region.start.raw().max(first.raw());
@@ -96,10 +96,10 @@ pub(super) fn take_mega(
     supplies.ok_or(NoMega::Denied)
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// The 2 MiB around `page` and what they hold, if one leaf may map them all: by policy, and because regions of equal
     /// protection cover them.
-    pub(super) fn mega_around(&self, page: Pfn<Gpa>) -> Option<(Pfn<Gpa>, Content)> {
+    pub(super) fn mega_around(&self, page: Pfn<In>) -> Option<(Pfn<In>, Content)> {
         if self.policy.superpages == Superpages::Never {
             return None;
         }
@@ -121,7 +121,7 @@ impl AddressSpace {
 
     /// The table of 4 KiB leaves around `page`, if one leaf may replace it: all that it keeps is in memory, and nothing is on the
     /// swap device, and there are not too many pages whose contents have to be taken over.
-    pub(super) fn small(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<Small> {
+    pub(super) fn small(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<Small> {
         let first = page.align_down(Level::MEGA.pages());
         if self.has_copies(first) {
             return None;
@@ -145,17 +145,12 @@ impl AddressSpace {
     }
 
     /// The table of 4 KiB leaves around `page`, if there is one, and the entry that leads to it.
-    pub(crate) fn table_at(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+    pub(crate) fn table_at(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
         self.table_above(page, Level::MEGA, mem)
     }
 
     /// The table around `page` that an entry of `above` leads to, if it does.
-    pub(super) fn table_above(
-        &self,
-        page: Pfn<Gpa>,
-        above: Level,
-        mem: &impl PhysMem,
-    ) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
+    pub(super) fn table_above(&self, page: Pfn<In>, above: Level, mem: &impl PhysMem) -> Option<(Addr<Hpa>, Pfn<Hpa>)> {
         let (mut table, mut level) = (self.root(), self.format.root_level());
         loop {
             let at = table.at(8 * self.format.index(page.base(), level) as u64);
@@ -168,7 +163,7 @@ impl AddressSpace {
     }
 
     /// Takes a table away that the entry at `at` leads to, for a leaf in its place. The entry is invalid until what is stale is fenced.
-    pub(super) fn unlink(at: Addr<Hpa>, table: Pfn<Hpa>, mem: &mut impl PhysMem) -> Stale<Gpa> {
+    pub(super) fn unlink(at: Addr<Hpa>, table: Pfn<Hpa>, mem: &mut impl PhysMem) -> Stale<In> {
         let mut stale = Stale::none();
         let (_, debt) = edit::exchange(at, Pte::INVALID, mem);
         stale.owe(debt, FenceScope::Everything);
@@ -178,7 +173,7 @@ impl AddressSpace {
 
     /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
     /// to be copied in between: until then the guest may write to its pages.
-    pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<Gpa>, Vec<Taken>) {
+    pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<In>, Vec<Taken>) {
         let Small { at, table, own } = small;
         let mut stale = Self::unlink(at, table, mem);
         own.iter().for_each(|(_, frame)| stale.retire(Run::from_entry(*frame, 0)));
@@ -187,7 +182,7 @@ impl AddressSpace {
     }
 
     /// Whether 2 MiB come in the place of 4 KiB leaves by a store to that page of an image, and what they then hold.
-    pub(super) fn mega_for_small(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<(Content, Small)> {
+    pub(super) fn mega_for_small(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<(Content, Small)> {
         let (_, content) = self.mega_around(page)?;
         Some((content, self.small(page, mem)?))
     }
@@ -198,7 +193,7 @@ impl AddressSpace {
     /// What is to be made ready first.
     pub(crate) fn moved_by_store(
         &self,
-        gpa: Addr<Gpa>,
+        gpa: Addr<In>,
         ready: &Ready,
         mem: &impl PhysMem,
     ) -> Result<Range<u64>, Content> {
@@ -223,7 +218,7 @@ impl AddressSpace {
     }
 
     /// The entry for a page of an image that is not the VM's own yet.
-    fn copied_slot(&self, page: Pfn<Gpa>, region: &Region, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
+    fn copied_slot(&self, page: Pfn<In>, region: &Region<In>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
         let slot = self.slot(page.base(), mem)?;
         let is_image = region.object != Object::Anonymous;
         let is_own = matches!(slot.entry, Entry::Leaf(leaf) if leaf.flags.contains(OWNED));

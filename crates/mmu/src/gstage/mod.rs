@@ -49,4 +49,4 @@ pub use ready::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub(crate) use relocate::{Leaving, Near};
 pub use remains::{Remain, Remains};
-pub use space::{AddressSpace, Counters, Filler, How, Publish, ResolveError, Resolved, SwapSlot, Translation, settle};
+pub use space::{AddressSpace, Counters, Filler, How, Publish, ResolveError, Resolved, SwapSlot, Translation};

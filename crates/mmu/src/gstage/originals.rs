@@ -4,13 +4,13 @@ use super::policy::OWNED;
 use super::region::Object;
 use super::space::AddressSpace;
 use core::ops::Range;
-use rv::{Entry, Gpa, Level, Pfn, PhysMem};
+use rv::{Entry, Level, Pfn, PhysMem, Space};
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// The guest's pages that are originals' with these homes, unless it has copies of its own: in pieces, each with the number of
     /// homes before its first one's.
-    pub fn pages_of(&self, homes: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<'_> {
-        self.regions().iter().filter_map(move |region| {
+    pub fn pages_of(&self, homes: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<'_, In> {
+        self.regions().filter_map(move |region| {
             let Object::Image { first } = region.object else { return None };
             let first = first.raw();
             let (from, to) = (homes.start.max(first), homes.end.min(first + region.pages));
@@ -22,7 +22,7 @@ impl AddressSpace {
     /// The leaf, if there is one, by which the guest may use the original at `page`, by its level; and the first page behind what the
     /// entry there translates.
     #[must_use]
-    pub fn look_for_original(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> (Option<Level>, Pfn<Gpa>) {
+    pub fn look_for_original(&self, page: Pfn<In>, mem: &impl PhysMem) -> (Option<Level>, Pfn<In>) {
         let Some(slot) = self.slot(page.base(), mem) else { return (None, page.add(1)) };
         let next = page.align_down(slot.level.pages()).add(slot.level.pages());
         let is_shown = matches!(slot.entry, Entry::Leaf(leaf) if !leaf.flags.contains(OWNED));

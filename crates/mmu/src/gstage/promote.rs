@@ -15,19 +15,19 @@
 use super::edit;
 use super::mega::MOST_TAKEN;
 use super::policy::{OWNED, Policy, Superpages};
-use super::space::{AddressSpace, Publish, Taken, around, settle};
+use super::space::{AddressSpace, Publish, Taken, around};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Fence, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// 4 KiB leaves on their way to become one.
 #[must_use = "dropping it leaks its frames"]
 #[derive(PartialEq, Eq, Debug)]
-pub struct Promotion {
-    first: Pfn<Gpa>,
+pub struct Promotion<In: Space = Gpa> {
+    first: Pfn<In>,
     /// Where they are copied to; none if they stay.
     to: Option<Ahead>,
     copied: u64,
@@ -47,10 +47,10 @@ pub enum Promoted {
     Not,
 }
 
-impl Promotion {
+impl<In: Space> Promotion<In> {
     /// Where it is: the first page.
     #[must_use]
-    pub const fn first(&self) -> Pfn<Gpa> {
+    pub const fn first(&self) -> Pfn<In> {
         self.first
     }
 
@@ -80,7 +80,7 @@ impl Promotion {
     }
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// Whether there may be 4 KiB leaves that could become one: if not, nobody has to look.
     #[must_use]
     pub const fn may_have_small(&self) -> bool {
@@ -91,7 +91,7 @@ impl AddressSpace {
 
     /// The leaves around `page`, if all are there, the VM's own, and equal; and whether their frames follow one another so that they
     /// can stay.
-    fn small_leaves(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> Option<bool> {
+    fn small_leaves(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<bool> {
         let (first, _) = self.mega_around(page)?;
         if self.has_copies(first) || self.apart.contains(&first.raw()) {
             return None;
@@ -113,10 +113,10 @@ impl AddressSpace {
     /// Begins to make one leaf of those around `page`, if they can be one, with frames that `take` gives if they have to be copied.
     pub fn begin_promotion(
         &mut self,
-        page: Pfn<Gpa>,
+        page: Pfn<In>,
         take: impl FnOnce() -> Option<Ahead>,
         mem: &impl PhysMem,
-    ) -> Option<Promotion> {
+    ) -> Option<Promotion<In>> {
         let first = page.align_down(Level::MEGA.pages());
         let to = match self.small_leaves(first, mem)? {
             true => None,
@@ -130,12 +130,12 @@ impl AddressSpace {
 
     /// Something other than a store has happened to pages: what has been copied of them may be out of date.
     pub(super) fn disturb(&mut self, pages: &Range<u64>) {
-        let is_in = |first: &Pfn<Gpa>| pages.start < first.raw() + Level::MEGA.pages() && first.raw() < pages.end;
+        let is_in = |first: &Pfn<In>| pages.start < first.raw() + Level::MEGA.pages() && first.raw() < pages.end;
         self.moving = self.moving.filter(|first| !is_in(first));
     }
 
     /// Withholds W of the next pages, which are then to be fenced. `None`: it cannot go on.
-    pub(crate) fn withhold(&mut self, promotion: &Promotion, mem: &mut impl PhysMem) -> Option<Stale<Gpa>> {
+    pub(crate) fn withhold(&mut self, promotion: &Promotion<In>, mem: &mut impl PhysMem) -> Option<Stale<In>> {
         let table = self.still_moving(promotion, mem)?.1;
         let mut stale = Stale::none();
         for page in promotion.next() {
@@ -148,13 +148,13 @@ impl AddressSpace {
             if pte.flags().contains(PteFlags::W) {
                 let withheld = Pte(pte.0 & !(PteFlags::W | PteFlags::D).bits());
                 let (_, debt) = edit::exchange(at, withheld, mem);
-                stale.owe(debt, around(Pfn::<Gpa>::new(page).base(), Level::PAGE));
+                stale.owe(debt, around(Pfn::<In>::new(page).base(), Level::PAGE));
             }
         }
         Some(stale)
     }
 
-    fn still_moving(&self, promotion: &Promotion, mem: &impl PhysMem) -> Option<(rv::Addr<Hpa>, Pfn<Hpa>)> {
+    fn still_moving(&self, promotion: &Promotion<In>, mem: &impl PhysMem) -> Option<(rv::Addr<Hpa>, Pfn<Hpa>)> {
         if self.moving != Some(promotion.first) || self.has_copies(promotion.first) {
             return None;
         }
@@ -162,7 +162,7 @@ impl AddressSpace {
     }
 
     /// Copies those pages, which nobody can write to unseen any more.
-    pub(crate) fn copy_withheld(&self, promotion: &mut Promotion, mem: &mut impl PhysMem) {
+    pub(crate) fn copy_withheld(&self, promotion: &mut Promotion<In>, mem: &mut impl PhysMem) {
         let (Some((_, table)), Some(to)) = (self.table_at(promotion.first, mem), &promotion.to) else { return };
         for page in promotion.next() {
             let index = page - promotion.first.raw();
@@ -175,17 +175,17 @@ impl AddressSpace {
     }
 
     /// Whether all is copied, or nothing has to be.
-    pub(crate) fn is_copied(promotion: &Promotion) -> bool {
+    pub(crate) fn is_copied(promotion: &Promotion<In>) -> bool {
         promotion.to.is_none() || promotion.copied >= Level::MEGA.pages()
     }
 
     /// Takes the table away. `None`: it cannot be, and nothing has changed.
     pub(crate) fn conclude_promotion(
         &mut self,
-        promotion: &mut Promotion,
+        promotion: &mut Promotion<In>,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Option<(Stale<Gpa>, Box<Publish>)> {
+    ) -> Option<(Stale<In>, Box<Publish>)> {
         let (at, table) = self.still_moving(promotion, mem)?;
         self.moving = None;
         let follow = self.small_leaves(promotion.first, mem)?;
@@ -217,24 +217,5 @@ impl AddressSpace {
         self.counters.promoted += 1;
         let leaf = Policy::leaf(first, prot, OWNED);
         Some((stale, Box::new(Publish { at, leaf, level: Level::MEGA, taken })))
-    }
-
-    /// Does a portion, behind a G-stage.
-    pub fn promote<M: PhysMem>(
-        &mut self,
-        promotion: &mut Promotion,
-        frames: &Frames,
-        mem: &mut M,
-        hw: &mut impl Fence<Gpa>,
-    ) -> Promoted {
-        if Self::is_copied(promotion) {
-            let Some((stale, publish)) = self.conclude_promotion(promotion, frames, mem) else { return Promoted::Not };
-            settle(stale, Some(publish), hw, mem).release(frames);
-            return Promoted::Whole;
-        }
-        let Some(stale) = self.withhold(promotion, mem) else { return Promoted::Not };
-        settle(stale, None, hw, mem).release(frames);
-        self.copy_withheld(promotion, mem);
-        Promoted::More
     }
 }

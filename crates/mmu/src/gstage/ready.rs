@@ -7,7 +7,7 @@
 use super::space::ResolveError;
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
 use alloc::vec::Vec;
-use rv::{Hpa, Level, Pfn, PhysMem};
+use rv::{Hpa, Level, Pfn, PhysMem, Space};
 
 /// Frames taken before an edit begins.
 pub(super) struct Supplies {
@@ -253,7 +253,7 @@ pub enum Unresolved<E = ResolveError> {
     Later,
 }
 
-impl<E: Into<ResolveError>> From<E> for Unresolved {
+impl<E: Into<ResolveError<In>>, In: Space> From<E> for Unresolved<ResolveError<In>> {
     fn from(error: E) -> Self {
         Unresolved::For(error.into())
     }

@@ -1,8 +1,9 @@
 //! What the guest finds where.
 
+use alloc::collections::BTreeMap;
 use bitflags::bitflags;
 use core::fmt;
-use rv::{Access, Gpa, Hpa, Pfn};
+use rv::{Access, Gpa, Hpa, Pfn, Space};
 
 bitflags! {
     /// What a guest may do with a region.
@@ -46,9 +47,9 @@ pub enum Object {
 
 /// A stretch of guest physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Region {
+pub struct Region<In: Space = Gpa> {
     /// Its first page.
-    pub start: Pfn<Gpa>,
+    pub start: Pfn<In>,
     /// Its length in pages.
     pub pages: u64,
     /// What the guest may do there.
@@ -57,46 +58,100 @@ pub struct Region {
     pub object: Object,
 }
 
-impl Region {
+impl<In: Space> Region<In> {
     /// The number of the page after its last.
     pub(super) fn end(&self) -> u64 {
         self.start.raw() + self.pages
     }
 }
 
-/// The one of some regions, by address, that holds `page`.
-pub(super) fn region_in(regions: &[Region], page: Pfn<Gpa>) -> Option<&Region> {
-    let at = regions.partition_point(|region| region.start <= page).checked_sub(1)?;
-    Some(&regions[at]).filter(|region| page.raw() < region.end())
+/// The regions of an address space, by their first pages. They are disjoint.
+#[derive(Clone, Debug)]
+pub(super) struct Regions<In: Space> {
+    by_start: BTreeMap<u64, Region<In>>,
+    /// Counts the changes.
+    pub generation: u64,
 }
 
-/// Those from the one on that holds `page`, or is next.
-pub(super) fn regions_from(regions: &[Region], page: Pfn<Gpa>) -> &[Region] {
-    &regions[regions.partition_point(|region| region.end() <= page.raw())..]
+impl<In: Space> Regions<In> {
+    pub const fn new() -> Self {
+        Self { by_start: BTreeMap::new(), generation: 0 }
+    }
+
+    /// Checks whether a region may be added, by its own properties and those of the others. It must lie below `end`.
+    pub fn check(&self, region: &Region<In>, end: Pfn<In>) -> Result<(), RegionError<In>> {
+        if region.pages == 0 {
+            return Err(RegionError::Empty);
+        }
+        if region.start.raw().checked_add(region.pages).is_none_or(|last| last > end.raw()) {
+            return Err(RegionError::TooHigh { end });
+        }
+        if region.prot.is_empty() || (region.prot.contains(Prot::W) && !region.prot.contains(Prot::R)) {
+            return Err(RegionError::BadProt(region.prot));
+        }
+        // The one that holds its first page, or the next.
+        let inside = self.by_start.range(region.start.raw()..region.end()).next().map(|(_, other)| other);
+        if let Some(other) = self.get(region.start).or(inside) {
+            return Err(RegionError::Overlap(*other));
+        }
+        Ok(())
+    }
+
+    /// Adds a region that has been checked, in O(log n).
+    pub fn add(&mut self, region: Region<In>) {
+        self.by_start.insert(region.start.raw(), region);
+        self.generation += 1;
+    }
+
+    /// Removes the region that begins at `start`, in O(log n).
+    pub fn remove(&mut self, start: Pfn<In>) -> Option<Region<In>> {
+        let removed = self.by_start.remove(&start.raw())?;
+        self.generation += 1;
+        Some(removed)
+    }
+
+    /// All of them, by address.
+    pub fn iter(&self) -> impl Iterator<Item = &Region<In>> + Clone {
+        self.by_start.values()
+    }
+
+    /// The region that holds `page`.
+    pub fn get(&self, page: Pfn<In>) -> Option<&Region<In>> {
+        let (_, region) = self.by_start.range(..=page.raw()).next_back()?;
+        Some(region).filter(|region| page.raw() < region.end())
+    }
+
+    /// Those from the one on that holds `page`.
+    pub fn from(&self, page: Pfn<In>) -> impl Iterator<Item = &Region<In>> {
+        self.get(page).into_iter().flat_map(|first| self.by_start.range(first.start.raw()..).map(|(_, region)| region))
+    }
 }
 
 /// Why a region cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RegionError {
+pub enum RegionError<In: Space = Gpa> {
     /// It has no pages.
     Empty,
     /// It ends beyond what the format translates.
     TooHigh {
         /// The first page that the format cannot translate.
-        end: Pfn<Gpa>,
+        end: Pfn<In>,
     },
     /// It shares pages with this one.
-    Overlap(Region),
+    Overlap(Region<In>),
+    /// This page of another that was there before is mapped still, or its contents are kept.
+    Mapped(Pfn<In>),
     /// Its protection allows nothing, or W without R.
     BadProt(Prot),
 }
 
-impl fmt::Display for RegionError {
+impl<In: Space> fmt::Display for RegionError<In> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RegionError::Empty => write!(f, "the region has no pages"),
             RegionError::TooHigh { end } => write!(f, "the region goes beyond {:?}", end.base()),
             RegionError::Overlap(other) => write!(f, "the region overlaps the one at {:?}", other.start.base()),
+            RegionError::Mapped(page) => write!(f, "the page at {:?} is still in use", page.base()),
             RegionError::BadProt(prot) => write!(f, "no table can express the protection {prot:?}"),
         }
     }

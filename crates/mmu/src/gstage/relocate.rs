@@ -6,7 +6,7 @@ use super::space::{AddressSpace, around};
 use crate::frames::{Ahead, Frames, Run, Use};
 use crate::stale::Stale;
 use core::ops::Range;
-use rv::{Addr, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Entry, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// A page that has left its frame, and is in no other yet.
 #[must_use = "the page stays unmapped until it arrives"]
@@ -17,8 +17,12 @@ pub(crate) struct Leaving {
 }
 
 /// The 2 MiB in which a page was found last, and their table: the next page is often there, too.
-#[derive(Default)]
-pub(crate) struct Near(Option<(Pfn<Gpa>, Pfn<Hpa>)>);
+pub(crate) struct Near<In: Space>(Option<(Pfn<In>, Pfn<Hpa>)>);
+
+impl<In: Space> Near<In> {
+    /// None yet.
+    pub const NONE: Self = Self(None);
+}
 
 impl Leaving {
     /// The frame that it leaves.
@@ -27,7 +31,7 @@ impl Leaving {
     }
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// Whether the VM's memory comes by 2 MiB at all.
     pub(crate) fn may_have_mega(&self) -> bool {
         self.policy.superpages != Superpages::Never
@@ -35,7 +39,7 @@ impl AddressSpace {
 
     /// Whether a page may be moved: it is the VM's own, and the guest may do with it all that it ever may, so no copy of it is on the
     /// swap device, or on its way there. Not those of 1 GiB.
-    pub(crate) fn may_move(&self, page: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+    pub(crate) fn may_move(&self, page: Pfn<In>, mem: &impl PhysMem) -> bool {
         let flags = OWNED | PteFlags::R | PteFlags::W | PteFlags::D;
         let there = self.translate(page.base(), mem);
         there.is_some_and(|there| there.level <= Level::MEGA && there.flags.contains(flags))
@@ -47,8 +51,8 @@ impl AddressSpace {
     /// arrives ([`AddressSpace::arrive`]), before anything else is resolved.
     pub(crate) fn leave(
         &mut self,
-        page: Pfn<Gpa>,
-        (near, stale): (&mut Near, &mut Stale<Gpa>),
+        page: Pfn<In>,
+        (near, stale): (&mut Near<In>, &mut Stale<In>),
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Option<Leaving> {
@@ -72,8 +76,8 @@ impl AddressSpace {
     /// The table of 4 KiB leaves of those 2 MiB, which are split for it if they are one.
     fn table_to_move_in(
         &mut self,
-        chunk: Pfn<Gpa>,
-        stale: &mut Stale<Gpa>,
+        chunk: Pfn<In>,
+        stale: &mut Stale<In>,
         frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Option<Pfn<Hpa>> {

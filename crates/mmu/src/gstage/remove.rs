@@ -10,13 +10,13 @@ use crate::frames::{AllocError, Frames, Run, Use};
 use crate::stale::Stale;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Access, Caps, Entry, Fence, FenceScope, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
+use rv::{Access, Caps, Entry, Fence, FenceScope, Hpa, Level, Pfn, PhysMem, Pte, Space};
 
 /// What a removal takes and leaves.
-struct Removed {
+struct Removed<In: Space> {
     /// For leaves that are cut.
     tables: Vec<Run>,
-    stale: Stale<Gpa>,
+    stale: Stale<In>,
     /// Pages of the swap device that are needed no more.
     slots: Vec<SwapSlot>,
 }
@@ -30,7 +30,7 @@ struct Table {
     start: u64,
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// Makes the pages untouched again: what the guest wrote to them is gone, anonymous memory
     /// is zero and images are themselves at the next touch. Holes in the range do not matter.
     ///
@@ -41,11 +41,11 @@ impl AddressSpace {
     /// If a 2 MiB leaf must be split and there is no frame for the table. Nothing has changed then.
     pub fn unmap(
         &mut self,
-        start: Pfn<Gpa>,
+        start: Pfn<In>,
         pages: u64,
         frames: &Frames,
         mem: &mut impl PhysMem,
-    ) -> Result<Stale<Gpa>, AllocError> {
+    ) -> Result<Stale<In>, AllocError> {
         let limit = 1 << (self.format.input_bits() - rv::PAGE_SHIFT);
         let range = start.raw().min(limit)..start.raw().saturating_add(pages).min(limit);
         if range.is_empty() {
@@ -88,14 +88,14 @@ impl AddressSpace {
     /// Ends the address space: all TLBs are fenced, and what remains of it, the root included, is to be given back.
     ///
     /// No hart may have the root in `hgatp` any more; TLBs may still hold translations.
-    pub fn destroy(self, hw: &mut impl Fence<Gpa>) -> Remains {
+    pub fn destroy(self, hw: &mut impl Fence<In>) -> Remains {
         hw.fence(FenceScope::Everything);
         Remains::below(self.root, self.format, self.copies)
     }
 
     /// The leaves of `level` that are partly in the range, or parts of larger ones that will be such: at its ends, two at most. A page of
     /// each.
-    fn cuts(&self, range: &Range<u64>, level: Level, mem: &impl PhysMem) -> Vec<Pfn<Gpa>> {
+    fn cuts(&self, range: &Range<u64>, level: Level, mem: &impl PhysMem) -> Vec<Pfn<In>> {
         let is_cut = |page: &u64| {
             let slot = self.slot(Pfn::new(*page).base(), mem);
             !page.is_multiple_of(level.pages())
@@ -107,7 +107,7 @@ impl AddressSpace {
     }
 
     /// Removes the leaves below `table` that lie in `range`.
-    fn clear(&self, table: Table, range: &Range<u64>, removed: &mut Removed, mem: &mut impl PhysMem) {
+    fn clear(&self, table: Table, range: &Range<u64>, removed: &mut Removed<In>, mem: &mut impl PhysMem) {
         let Table { pfn, level, start } = table;
         let first = range.start.max(start) - start;
         let end = (range.end - start).min(self.format.entries(level) as u64 * level.pages());
@@ -162,7 +162,7 @@ impl AddressSpace {
     }
 
     /// Maps idle 2 MiB again, if `page` lies in them.
-    fn revive_mega(&mut self, page: Pfn<Gpa>, mem: &mut impl PhysMem) {
+    fn revive_mega(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) {
         if let Some(slot) = self.slot(page.base(), mem)
             && slot.level == Level::MEGA
             && let Kept::Idle(leaf) = Kept::of(slot.pte, slot.level)
@@ -172,9 +172,9 @@ impl AddressSpace {
     }
 }
 
-impl Removed {
+impl<In: Space> Removed<In> {
     /// An invalid entry of `level` that translates `scope` is about to keep nothing any more. Says whether it kept something.
-    fn forget(&mut self, pte: Pte, level: Level, scope: FenceScope<Gpa>) -> bool {
+    fn forget(&mut self, pte: Pte, level: Level, scope: FenceScope<In>) -> bool {
         match Kept::of(pte, level) {
             Kept::Nothing => return false,
             Kept::Idle(leaf) => {

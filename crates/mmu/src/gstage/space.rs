@@ -2,9 +2,10 @@
 
 use super::edit;
 use super::policy::{Policy, Residence};
-use super::region::{Prot, Region, RegionError, region_in};
+use super::region::{Region, RegionError, Regions};
 use crate::frames::{AllocError, Frames, Owner, Run, Use};
-use crate::stale::{Retired, Stale};
+use crate::mapper::{Change, Mappers};
+use crate::stale::Stale;
 use crate::table;
 use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
@@ -12,8 +13,9 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// The order of the run behind a leaf.
 pub(super) const fn order(level: Level) -> u8 {
@@ -114,7 +116,7 @@ pub enum How {
 /// What is to be done about a guest's access.
 #[must_use = "a resolved fault may owe a fence"]
 #[derive(Debug)]
-pub enum Resolved {
+pub enum Resolved<In: Space = Gpa> {
     /// Let the guest try again.
     Mapped {
         /// Where the access goes.
@@ -123,7 +125,7 @@ pub enum Resolved {
         how: How,
         /// What must be fenced before it is in force. None for an entry that was invalid: a hart that
         /// remembers it as such faults, and that is [`How::Spurious`].
-        stale: Stale<Gpa>,
+        stale: Stale<In>,
         /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
         publish: Option<Box<Publish>>,
     },
@@ -161,8 +163,21 @@ impl Publish {
         self.level
     }
 
+    /// Fences once more if the guest could write to what is copied until now, then makes the copy visible.
+    // Most faults have nothing to be published.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fence_and_publish<In: Space>(mut self: Box<Self>, hw: &mut impl Fence<In>, mem: &mut impl PhysMem) {
+        if !self.taken.is_empty() {
+            self.take_over(mem);
+            // Code may be in it, and a fence orders for instructions what was stored before it alone.
+            hw.fence(FenceScope::Everything);
+        }
+        self.publish(mem);
+    }
+
     /// Makes the copy visible. To be called after [`Stale::fence`], with the address space not used in
-    /// between; [`settle`] does both.
+    /// between; [`AddressSpace::settle`] does both.
     ///
     /// # Panics
     /// If something is mapped there meanwhile.
@@ -174,38 +189,9 @@ impl Publish {
     }
 }
 
-/// Fences what a resolution has made stale, then makes its copy visible, if it made one: no hart sees the copy while another
-/// still reads what it was made from. Returns the frames that are now free to go.
-// Each fault ends here.
-#[inline(always)]
-pub fn settle(
-    stale: Stale<Gpa>,
-    publish: Option<Box<Publish>>,
-    hw: &mut impl Fence<Gpa>,
-    mem: &mut impl PhysMem,
-) -> Retired {
-    let retired = stale.fence(hw);
-    if let Some(publish) = publish {
-        fence_and_publish(*publish, hw, mem);
-    }
-    retired
-}
-
-/// Most faults have nothing to be published.
-#[cold]
-#[inline(never)]
-fn fence_and_publish(mut publish: Publish, hw: &mut impl Fence<Gpa>, mem: &mut impl PhysMem) {
-    if !publish.taken.is_empty() {
-        publish.take_over(mem);
-        // Code may be in it, and a fence orders for instructions what was stored before it alone.
-        hw.fence(FenceScope::Everything);
-    }
-    publish.publish(mem);
-}
-
 /// Why an access cannot be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ResolveError {
+pub enum ResolveError<In: Space = Gpa> {
     /// The region's protection forbids it. The guest's doing.
     Denied,
     /// There is no frame for it. Nothing has changed.
@@ -213,20 +199,20 @@ pub enum ResolveError {
     /// The page is on the swap device, and has to be brought in first ([`AddressSpace::bring_in`]).
     Out {
         /// Which page.
-        page: Pfn<Gpa>,
+        page: Pfn<In>,
         /// Where it is.
         slot: SwapSlot,
     },
     /// The page is an image's, and not in memory: it has to be brought in first ([`crate::frames::Originals::restore`]).
     OriginalOut {
         /// Which page.
-        page: Pfn<Gpa>,
+        page: Pfn<In>,
         /// The original's home.
         home: Pfn<Hpa>,
     },
 }
 
-impl From<AllocError> for ResolveError {
+impl<In: Space> From<AllocError> for ResolveError<In> {
     fn from(error: AllocError) -> Self {
         ResolveError::OutOfFrames(error)
     }
@@ -245,12 +231,14 @@ pub struct Translation {
 
 /// The parts of an [`AddressSpace`] that never change, for harts that fill its table at once.
 #[derive(Debug)]
-pub struct Filler {
+pub struct Filler<In: Space = Gpa> {
     pub(super) format: &'static Format,
     pub(super) owner: Owner,
     pub(super) policy: Policy,
     pub(super) root: Pfn<Hpa>,
-    pub(super) regions: Vec<Region>,
+    pub(super) regions: Regions<In>,
+    /// The regions are still these. Written under the lock of which a filler has a share.
+    pub(super) is_current: AtomicBool,
     pub(super) counts: FillerCounts,
 }
 
@@ -264,11 +252,18 @@ pub(super) struct FillerCounts {
     pub(super) tables: AtomicU64,
 }
 
-impl Filler {
+impl<In: Space> Filler<In> {
     /// The first page of the root table, for `hgatp`.
     #[must_use]
     pub const fn root(&self) -> Pfn<Hpa> {
         self.root
+    }
+
+    /// Returns whether the regions are still those that the filler knows. If not, it fills nothing.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.is_current.load(Relaxed)
     }
 
     /// The events that the filler has counted.
@@ -290,27 +285,27 @@ impl Filler {
 ///
 /// Dropping one leaks its frames; end it with [`AddressSpace::destroy`].
 #[must_use = "dropping an address space leaks its frames"]
-pub struct AddressSpace {
+pub struct AddressSpace<In: Space = Gpa> {
     pub(super) format: &'static Format,
     pub(super) owner: Owner,
     pub(super) policy: Policy,
     pub(super) root: Run,
-    /// By address; disjoint.
-    pub(super) regions: Vec<Region>,
+    pub(super) regions: Regions<In>,
+    pub(crate) mappers: Mappers<In>,
     /// The filler, once [`AddressSpace::filler`] has made it.
-    pub(super) filler: Option<Arc<Filler>>,
+    pub(super) filler: Option<Arc<Filler<In>>>,
     pub(super) counters: Counters,
     /// Pages of the swap device whose contents nobody will ask for any more.
     pub(super) forgone: Vec<SwapSlot>,
     /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
     pub(super) copies: BTreeMap<u64, SwapSlot>,
     /// The first page of 2 MiB that are being copied ([`super::promote`]), as long as nothing but stores happens to them.
-    pub(super) moving: Option<Pfn<Gpa>>,
+    pub(super) moving: Option<Pfn<In>>,
     /// The first pages of 2 MiB of which some have moved to where a guest's addresses want them ([`super::relocate`]): they stay apart.
     pub(super) apart: BTreeSet<u64>,
 }
 
-impl AddressSpace {
+impl<In: Space> AddressSpace<In> {
     /// An address space without regions. Its tables are charged to `owner`.
     ///
     /// # Errors
@@ -334,7 +329,8 @@ impl AddressSpace {
             owner,
             policy,
             root,
-            regions: Vec::new(),
+            regions: Regions::new(),
+            mappers: Mappers::new(),
             filler: None,
             counters: Counters::default(),
             forgone: Vec::new(),
@@ -344,8 +340,8 @@ impl AddressSpace {
         })
     }
 
-    /// Returns the filler of its table. From now on no region can be added.
-    pub fn filler(&mut self) -> Arc<Filler> {
+    /// Returns the filler of its table, for as long as the regions are what they are.
+    pub fn filler(&mut self) -> Arc<Filler<In>> {
         let filler = self.filler.get_or_insert_with(|| {
             Arc::new(Filler {
                 format: self.format,
@@ -353,52 +349,75 @@ impl AddressSpace {
                 policy: self.policy,
                 root: self.root.first(),
                 regions: self.regions.clone(),
+                is_current: AtomicBool::new(true),
                 counts: FillerCounts::default(),
             })
         });
         Arc::clone(filler)
     }
 
-    /// Adds a region. Nothing is mapped by it.
+    /// Ends the use of the filler: the regions have changed.
+    fn end_filler(&mut self) {
+        if let Some(filler) = self.filler.take() {
+            // The caller holds the lock, of which who fills has a share.
+            filler.is_current.store(false, Relaxed);
+            self.counters += filler.counters();
+        }
+    }
+
+    /// Adds a region, in O(log n), and tells all mappers. Nothing is mapped by it.
     ///
     /// # Errors
-    /// If it does not fit; nothing has changed then.
-    ///
-    /// # Panics
-    /// If there is a filler already.
-    pub fn add_region(&mut self, region: Region) -> Result<(), RegionError> {
-        assert!(self.filler.is_none(), "regions come before harts fill them");
+    /// If it does not fit, or something is mapped there still; nothing has changed then.
+    pub fn add_region(&mut self, region: Region<In>, mem: &impl PhysMem) -> Result<(), RegionError<In>> {
         let end = Pfn::new(1 << (self.format.input_bits() - rv::PAGE_SHIFT));
-        if region.pages == 0 {
-            return Err(RegionError::Empty);
+        self.regions.check(&region, end)?;
+        if let Some(page) = self.first_kept(region.start.raw()..region.end(), mem) {
+            return Err(RegionError::Mapped(page));
         }
-        if region.start.raw().checked_add(region.pages).is_none_or(|last| last > end.raw()) {
-            return Err(RegionError::TooHigh { end });
-        }
-        if region.prot.is_empty() || (region.prot.contains(Prot::W) && !region.prot.contains(Prot::R)) {
-            return Err(RegionError::BadProt(region.prot));
-        }
-        // Disjoint and sorted: only the last that starts at or below us, and the next, can overlap.
-        let at = self.regions.partition_point(|other| other.start <= region.start);
-        let below = at.checked_sub(1).map(|i| self.regions[i]).filter(|other| other.end() > region.start.raw());
-        let above = self.regions.get(at).copied().filter(|other| other.start.raw() < region.end());
-        if let Some(other) = below.or(above) {
-            return Err(RegionError::Overlap(other));
-        }
-        self.regions.insert(at, region);
+        self.regions.add(region);
+        self.end_filler();
+        self.mappers.region(&region, Change::Comes);
         Ok(())
     }
 
+    /// Removes the region that begins at `start`, in O(log n), and tells all mappers: its pages are a hole from now on. What is mapped there
+    /// stays so until it is given back ([`crate::Edits::give_back`]). `None` if no region begins there.
+    pub fn remove_region(&mut self, start: Pfn<In>) -> Option<Region<In>> {
+        let region = self.regions.remove(start)?;
+        self.end_filler();
+        self.mappers.region(&region, Change::Goes);
+        Some(region)
+    }
+
+    /// The first page of these whose entry is not 0.
+    fn first_kept(&self, pages: Range<u64>, mem: &impl PhysMem) -> Option<Pfn<In>> {
+        let mut page = Pfn::new(pages.start);
+        while page.raw() < pages.end {
+            let slot = self.slot(page.base(), mem)?;
+            if slot.pte.0 != 0 {
+                return Some(page);
+            }
+            page = page.align_down(slot.level.pages()).add(slot.level.pages());
+        }
+        None
+    }
+
     /// The regions, by address.
+    pub fn regions(&self) -> impl Iterator<Item = &Region<In>> + Clone {
+        self.regions.iter()
+    }
+
+    /// The generation of the list of regions: it counts each that comes or goes.
     #[must_use]
-    pub fn regions(&self) -> &[Region] {
-        &self.regions
+    pub const fn generation(&self) -> u64 {
+        self.regions.generation
     }
 
     /// The region that holds `page`.
     #[must_use]
-    pub fn region_of(&self, page: Pfn<Gpa>) -> Option<&Region> {
-        region_in(&self.regions, page)
+    pub fn region_of(&self, page: Pfn<In>) -> Option<&Region<In>> {
+        self.regions.get(page)
     }
 
     /// The first page of the root table, for `hgatp`.
@@ -456,7 +475,7 @@ impl AddressSpace {
 
     /// What the table says about `gpa` now. Changes nothing, fills nothing.
     #[must_use]
-    pub fn translate(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Translation> {
+    pub fn translate(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Translation> {
         if !self.format.fits(gpa) {
             return None;
         }
@@ -477,7 +496,7 @@ impl AddressSpace {
     }
 
     /// The entry that decides about `gpa`, or `None` if the format cannot translate it.
-    pub(super) fn slot(&self, gpa: Addr<Gpa>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
+    pub(super) fn slot(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
         let slot = descend(self.format, self.root(), gpa, Caps::default(), &mut Ram(mem)).ok()?;
         // Nobody else writes these tables, so anything else in them is a bug of ours.
         assert!(matches!(slot.entry, Entry::Invalid | Entry::Leaf(_)), "{gpa}: {:?} in a G-stage table", slot.pte);
@@ -500,16 +519,16 @@ impl AddressSpace {
 }
 
 /// Where `gpa` arrives by `leaf`.
-pub(super) fn arrival(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<Gpa>) -> Addr<Hpa> {
+pub(super) fn arrival<In: Space>(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<In>) -> Addr<Hpa> {
     leaf.pfn.at(gpa.raw() & (level.bytes() - 1))
 }
 
 /// What an entry of `level` translates that decides about `gpa`.
-pub(super) const fn around(gpa: Addr<Gpa>, level: Level) -> FenceScope<Gpa> {
+pub(super) const fn around<In: Space>(gpa: Addr<In>, level: Level) -> FenceScope<In> {
     FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
 }
 
 /// An invalid entry became valid, or was valid already: nothing is stale.
-pub(super) const fn filled(hpa: Addr<Hpa>, how: How) -> Resolved {
+pub(super) const fn filled<In: Space>(hpa: Addr<Hpa>, how: How) -> Resolved<In> {
     Resolved::Mapped { hpa, how, stale: Stale::none(), publish: None }
 }

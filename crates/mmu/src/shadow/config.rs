@@ -1,5 +1,6 @@
 //! What an engine is made with, what it is lent, and what it counts.
 
+use crate::budget::Budget;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Ready};
 use crate::shadow::lane::LaneMemory;
@@ -75,21 +76,11 @@ pub struct Host<'a, M, H> {
     /// What the operation owes so far.
     pub(super) debt: Debt,
     /// What it may still do before it leaves the rest for later.
-    pub(super) budget: Budget,
+    pub(crate) budget: Budget,
 }
 
-/// What an operation may do before it leaves the rest for later (BOUNDED), in steps: an entry that is looked at is one,
-/// one that is changed some more. It is looked at between two pieces of work, so the last piece may exceed it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Budget(u32);
-
+/// What parts of an operation on shadow tables cost.
 impl Budget {
-    /// What one operation may do.
-    pub const WHOLE: Self = Self(Self::STEPS);
-    /// To copy 2 MiB, and to forget where they were, takes all of it.
-    pub(super) const NONE: Self = Self(0);
-    /// A step takes some 12 instructions; so this is about 90,000.
-    const STEPS: u32 = 7168;
     /// To take a right from an entry costs as much as to look at so many.
     pub(super) const EDIT: u32 = 14;
     /// To drop an entry.
@@ -119,35 +110,9 @@ impl Budget {
     /// To compare 64 entries one after the other.
     pub(super) const COMPARE: u32 = 18;
 
-    /// Takes steps from it.
-    pub(super) const fn spend(&mut self, steps: u32) {
-        self.0 = self.0.saturating_sub(steps);
-    }
-
-    /// How many steps more it is than `other`.
-    pub(super) const fn less(self, other: Self) -> u32 {
-        self.0.saturating_sub(other.0)
-    }
-
-    /// How often so many steps can be taken from it; the last time there may be fewer.
-    pub(super) const fn affords(self, steps: u32) -> u32 {
-        self.0.div_ceil(steps)
-    }
-
-    /// Returns whether nothing is left.
-    #[must_use]
-    pub const fn is_spent(self) -> bool {
-        self.0 == 0
-    }
-
     /// Returns whether a new page can be filled with what is left.
     pub(super) const fn affords_page(self) -> bool {
         self.0 >= Self::INSERT_ALL
-    }
-
-    /// One half of what is left.
-    pub(super) const fn half(self) -> Self {
-        Self(self.0 / 2)
     }
 }
 
@@ -162,8 +127,8 @@ impl<'a, M, H> Host<'a, M, H> {
         Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget::WHOLE }
     }
 
-    /// Does something within a budget that is for other hosts, too, and takes from it what that costs.
-    pub fn sharing<R>(&mut self, budget: &mut Budget, act: impl FnOnce(&mut Self) -> R) -> R {
+    /// Does something within a budget that is for other operations, too, and takes from it what that costs.
+    pub(crate) fn sharing<R>(&mut self, budget: &mut Budget, act: impl FnOnce(&mut Self) -> R) -> R {
         core::mem::swap(&mut self.budget, budget);
         let result = act(self);
         core::mem::swap(&mut self.budget, budget);

@@ -96,7 +96,7 @@ impl<S: Shadowed> Shadow<S> {
 
     /// Returns the rules of the engine's entries.
     #[inline(always)]
-    pub(super) const fn rules(&self) -> &Rules {
+    pub(crate) const fn rules(&self) -> &Rules {
         &self.filler.syncer.cache.tables.rules
     }
 

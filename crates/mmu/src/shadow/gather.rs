@@ -20,7 +20,7 @@ use crate::table::State;
 use alloc::vec::Vec;
 use core::mem::take;
 use rv::format::ENTRIES;
-use rv::{Addr, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use rv::{Addr, Fence, Gpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// Pages that are moved in one portion at most.
 const PORTION: usize = 32;
@@ -224,7 +224,7 @@ fn move_pages<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
     const MOVE: u32 = 150;
     /// To split 2 MiB.
     const SPLIT: u32 = 900;
-    let (mut stale, mut near, mut may_go_on) = (Stale::none(), Near::default(), true);
+    let (mut stale, mut near, mut may_go_on) = (Stale::none(), Near::NONE, true);
     let mut leaving: Vec<(At, Pte, Leaving)> = Vec::with_capacity(PORTION);
     for index in *done..ENTRIES.min(*done + PORTION) {
         if host.budget.is_spent() {
@@ -251,7 +251,6 @@ fn move_pages<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
             break;
         };
         host.budget.spend(MOVE + SPLIT * (host.space.counters().splits - splits) as u32);
-        cache.unteach(FenceScope::Range { start: gfn.base(), bytes: PAGE_BYTES }, host.mem);
         let leaf = cache.tables.withhold((id, index), mirror, host);
         leaving.push(((id, index), leaf, page));
     }
@@ -260,7 +259,7 @@ fn move_pages<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
     }
     cache.tables.counters.flushes += 1;
     cache.tables.emptied += 1;
-    let retired = stale.fence(host.hw);
+    let retired = host.space.settle(stale, None, host.hw, host.mem);
     cache.flushed(host);
     let mut frames = Vec::with_capacity(PORTION);
     for (.., page) in &leaving {

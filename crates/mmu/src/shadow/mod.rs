@@ -52,8 +52,9 @@ mod shadowed;
 mod sync;
 mod views;
 
+pub use crate::budget::Budget;
 pub use api::{GuestFence, Wrote};
-pub use config::{Budget, Config, Counters, Host};
+pub use config::{Config, Counters, Host};
 pub use engine::Shadow;
 pub use fill::{Answer, Forget, Loaded};
 pub use gather::Gathered;

@@ -35,7 +35,7 @@ pub fn space(regions: &[(Prot, Object)], frames: &Frames, mem: &mut impl PhysMem
     };
     let mut space = AddressSpace::new(&SV39X4, VM, policy, frames, mem).expect("frames");
     for (start, &(prot, object)) in (0..).step_by(REGION as usize).zip(regions) {
-        space.add_region(Region { start: RAM.add(start), pages: REGION, prot, object }).expect("disjoint");
+        space.add_region(Region { start: RAM.add(start), pages: REGION, prot, object }, mem).expect("disjoint");
     }
     space
 }

@@ -50,7 +50,7 @@ impl Steered {
         let mut mem = Machine::with_ram(HOST, host);
         let mut frames = Frames::new();
         frames.add(HOST, host);
-        let space = super::space(&vec![(Prot::RWX, Object::Anonymous); regions], &frames, &mut mem);
+        let mut space = super::space(&vec![(Prot::RWX, Object::Anonymous); regions], &frames, &mut mem);
         let config =
             Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1, quiet_after };
         let ram = REGION * regions as u64;
@@ -58,7 +58,7 @@ impl Steered {
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);
         }
-        shadow.begin_lane(RAM.add(ram), &frames, &mut mem);
+        shadow.begin_lane(&mut space, RAM.add(ram), &frames, &mut mem);
         let mut vm = Self { mem, shadow, root: None, frames, space, views: Views::default(), log: FenceLog::new(0) };
         there.into_iter().for_each(|page| vm.bring(page));
         vm
@@ -145,7 +145,7 @@ impl Steered {
     /// The guest gives pages back.
     pub fn give_back(&mut self, start: u64, pages: u64) {
         let span = mmu::gstage::Span { start: RAM.add(start), pages };
-        self.operate(|shadow, host| Ok(_ = shadow.give_back(&[span], host)));
+        self.operate(|shadow, host| Ok(_ = mmu::Edits { shadow: Some(shadow), host }.give_back(&[span])));
     }
 
     /// The guest tries to get to an address, again and again as long as it is to. What comes of it.

@@ -12,6 +12,7 @@ use paging::Paged;
 pub use world::Mutant;
 use world::World;
 
+use crate::keeper::{Deaf, Keeper};
 use mmu::frames::Neglect;
 use mmu::gstage::{Remain, SwapSlot};
 use mmu::{
@@ -144,6 +145,7 @@ pub struct Rig {
     frames: Frames,
     world: World,
     space: AddressSpace,
+    keeper: Keeper,
     setup: Setup,
     regions: Vec<Region>,
     image: Pfn<Hpa>,
@@ -193,14 +195,16 @@ impl Rig {
             let start = Pfn::new(page + u64::from(gap));
             let object = shift.map_or(Object::Anonymous, |s| Object::Image { first: image.add(u64::from(s)) });
             let region = Region { start, pages: u64::from(pages), prot, object };
-            space.add_region(region).expect("regions are laid out one after another");
+            space.add_region(region, &world).expect("regions are laid out one after another");
             page = start.raw() + u64::from(pages);
         }
-        let regions = space.regions().to_vec();
+        let regions = space.regions().copied().collect();
+        let keeper = Keeper::join(&mut space, Deaf::No);
         Rig {
             frames,
             world,
             space,
+            keeper,
             setup,
             regions,
             image,
@@ -544,7 +548,10 @@ impl Rig {
     fn flush(&mut self) {
         let owed = std::mem::replace(&mut self.owed, Stale::none());
         self.settle(owed);
-        self.check_ownership(&self.map());
+        self.keeper.check(&self.space, &self.world);
+        let known = self.map();
+        known.keys().take(8).for_each(|page| self.keeper.keep(Pfn::<Gpa>::new(*page), &self.space, &self.world));
+        self.check_ownership(&known);
     }
 
     fn settle(&mut self, owed: Stale<Gpa>) {
@@ -554,7 +561,7 @@ impl Rig {
         if self.world.mutant == Mutant::FreesBeforeTheFence {
             free(&mut self.world.model, owed.retired());
         }
-        let retired = owed.fence(&mut self.world);
+        let retired = self.space.tell(owed, &mut self.world).fence(&mut self.world);
         free(&mut self.world.model, retired.runs());
         if self.world.mutant != Mutant::Leaks {
             retired.release(&self.frames);

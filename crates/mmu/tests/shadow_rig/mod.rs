@@ -55,6 +55,7 @@ mod roots;
 mod spells;
 pub mod subject;
 
+use crate::keeper::{Deaf, Keeper};
 use audit::{Away, extended};
 use hardware::{AllHarts, Bus, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History, Time};
@@ -166,6 +167,7 @@ pub struct Rig<S: Subject> {
     bus: Bus<S>,
     frames: Frames,
     space: AddressSpace,
+    keeper: Keeper,
     shadow: Option<Shadow<S>>,
     vcpus: Vec<Vcpu<S>>,
     /// Steps that each operation may take. With few, much of the work is left for later.
@@ -231,8 +233,9 @@ impl<S: Subject> Rig<S> {
             [Object::Anonymous, Object::Image { first: IMAGE }, Object::Anonymous].into_iter().enumerate()
         {
             let region = Region { start: RAM.add(512 * n as u64), pages: 512, prot: Prot::RWX, object };
-            space.add_region(region).expect("disjoint");
+            space.add_region(region, &machine).expect("disjoint");
         }
+        let keeper = Keeper::join(&mut space, Deaf::No);
         // With few comparisons, tables become quiet that are written a moment later.
         let quiet_after = [2, 1, 0, 1][(setup.seed % 4) as usize];
         let config = Config { upkeep: setup.upkeep, ad, globals, pages, first_serial: 1, quiet_after };
@@ -244,7 +247,7 @@ impl<S: Subject> Rig<S> {
         }
         // Without room for its memory, all fences go the full path.
         if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
-            shadow.begin_lane(RAM.add(PAGES), &frames, &mut machine);
+            shadow.begin_lane(&mut space, RAM.add(PAGES), &frames, &mut machine);
         }
         let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
@@ -277,6 +280,7 @@ impl<S: Subject> Rig<S> {
             bus,
             frames,
             space,
+            keeper,
             shadow: Some(shadow),
             vcpus: Vec::new(),
             budget,
@@ -530,8 +534,22 @@ impl<S: Subject> Rig<S> {
             self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         }
         self.audit_chunks();
+        self.check_keeper();
+        self.keep_some();
         let all = 0..self.vcpus.len();
         all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
+    }
+
+    /// Another mapper of the VM's memory hears of every edit, too.
+    fn check_keeper(&self) {
+        let machine = &self.bus.0.borrow().machine;
+        self.keeper.check(&self.space, machine);
+    }
+
+    /// It keeps some more.
+    fn keep_some(&self) {
+        let pages = [1, 5, 11].map(|n| RAM.add(self.clock * (512 * n + 7) % PAGES));
+        pages.iter().for_each(|page| self.keeper.keep(*page, &self.space, &self.bus.0.borrow().machine));
     }
 
     /// Ends the VM: all frames come back, and all pages of the swap device. Says what the engine and the G-stage did.

@@ -27,7 +27,7 @@ impl<S: Subject> Rig<S> {
         let mut at = start;
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
-            let returned = host!(self, |shadow, host| shadow.give_back(&spans, host));
+            let returned = host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), host }.give_back(&spans));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }
@@ -67,13 +67,13 @@ impl<S: Subject> Rig<S> {
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
         let mut idle = Vec::new();
         host!(self, (&mut Ready::Nothing, budget), |shadow, host| {
-            let mut stale = Stale::none();
+            let (mut stale, mut edits) = (Stale::none(), mmu::Edits { shadow: Some(shadow), host });
             while at < end {
-                let (sight, next) = host.space.look(at, host.mem);
+                let (sight, next) = edits.host.space.look(at, edits.host.mem);
                 match sight {
                     Sight::Nothing => {}
                     // If it cannot be now, it can be another time.
-                    Sight::Mapped(level) => match shadow.rest(at, level, host) {
+                    Sight::Mapped(level) => match edits.rest(at, level) {
                         Some(owed) => stale = stale.join(owed),
                         None => self.postponed += 1,
                     },
@@ -81,7 +81,7 @@ impl<S: Subject> Rig<S> {
                 }
                 at = next;
             }
-            shadow.rested(stale, host);
+            edits.settle(stale);
         });
         self.learn();
         for (page, level) in idle {
@@ -142,8 +142,8 @@ impl<S: Subject> Rig<S> {
             self.bus.0.borrow_mut().machine.write_u64(frame.first().at(8 * n), word);
         }
         host!(self, |shadow, host| {
-            let stale = host.space.bring_in(page, slot, (frame, comes), host.mem).expect("it is out");
-            shadow.rested(stale, host);
+            let mut edits = mmu::Edits { shadow: Some(shadow), host };
+            edits.bring_in(page, slot, (frame, comes)).expect("it is out");
         });
         if comes != Comes::Unwritten {
             self.copies.insert(page, away);

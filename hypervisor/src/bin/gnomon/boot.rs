@@ -168,6 +168,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         return Err(format!("the machine has {} devices that interrupt; {MOST_DEVICES} are possible", devices.len()));
     }
     let g: &'static Gnomon = Box::leak(Box::new(Gnomon {
+        mappers: &hypervisor::vm::mapper::KINDS,
         vms: Vms::new(),
         sched: Sched::new(machine.harts.len()),
         harts: frames.share(machine.harts.len()).into_iter().map(HartShared::new).collect(),

@@ -8,8 +8,9 @@
 use super::sweep::Went;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::edits;
 use crate::memory::shootdown::shoot_down;
-use crate::pager::clock::{Clock, Pageable, Portion, Taking};
+use crate::pager::clock::{Clock, Portion, Taking};
 use crate::pager::disk::Shelf;
 use crate::pager::homes::home;
 use crate::pager::{Fetched, Inner, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
@@ -20,10 +21,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::Ordering::SeqCst;
+use mmu::Edits;
 use mmu::frames::{Frames, Original, Owner, Run};
 use mmu::gstage::{Comes, SwapSlot};
 use mmu::stale::Stale;
-use rv::{Gpa, Hpa, Pfn};
+use rv::{Fence, Gpa, Hpa, Pfn, PhysMem};
 
 /// Originals that are taken from VMs at a time: a bit for each in a word.
 const CHUNK: u64 = 64;
@@ -194,7 +196,7 @@ impl Pager {
                 let stay = match vm.config.wired {
                     // It has come meanwhile.
                     true => u64::MAX,
-                    false => vm.translation.rest_originals(g, &vm, homes.clone(), portion, env),
+                    false => edits::rest_originals(g, &vm, homes.clone(), portion, env),
                 };
                 if portion.is_to_come_again(before) {
                     return false;
@@ -207,21 +209,28 @@ impl Pager {
     }
 
     /// Takes originals from a VM whose memory's lock is held. Returns which it keeps, a bit for each.
-    pub(crate) fn rest_shown<P: Pageable>(&self, memory: &mut P, homes: Range<u64>, portion: &mut Portion) -> u64 {
-        let pieces: Vec<(u64, Range<u64>)> = memory.space().0.pages_of(homes).collect();
+    pub(crate) fn rest_shown<M: PhysMem, H: Fence<Gpa>>(
+        &self,
+        edits: &mut Edits<'_, '_, M, H>,
+        homes: Range<u64>,
+        portion: &mut Portion,
+    ) -> u64 {
+        let pieces: Vec<(u64, Range<u64>)> = edits.host.space.pages_of(homes).collect();
         let (mut stale, mut stay) = (Stale::none(), 0);
         for (before, pages) in pieces {
             let mut page = Pfn::<Gpa>::new(pages.start);
             while page.raw() < pages.end {
                 portion.spend(Portion::LOOK);
-                let (space, mem) = memory.space();
-                let (level, next) = space.look_for_original(page, mem);
+                let (level, next) = edits.host.space.look_for_original(page, edits.host.mem);
                 let next = Pfn::new(next.raw().min(pages.end));
                 if let Some(level) = level {
                     portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
                     let first = page.align_down(level.pages());
-                    let may_go = (0..level.pages()).all(|n| memory.may_go(first.add(n)));
-                    let owed = if may_go { memory.rest(page, level, &mut portion.leaves) } else { None };
+                    let may_go = (0..level.pages()).all(|n| !edits.is_kept(first.add(n)));
+                    let owed = match may_go {
+                        true => edits.sharing(&mut portion.leaves, |edits| edits.rest(page, level)),
+                        false => None,
+                    };
                     match owed {
                         Some(owed) => stale = stale.join(owed),
                         None => stay |= bits(before + page.raw() - pages.start..before + next.raw() - pages.start),
@@ -230,7 +239,7 @@ impl Pager {
                 page = next;
             }
         }
-        memory.settle(stale);
+        edits.settle(stale);
         stay
     }
 

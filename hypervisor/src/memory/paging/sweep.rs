@@ -2,16 +2,19 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::pager::clock::{Clock, FIRST, Goal, Pageable, Portion};
+use crate::memory::edits;
+use crate::pager::clock::{Clock, FIRST, Goal, Portion};
 use crate::pager::{Inner, MOST_FAILED, Pager, Request, Way, Whose};
 use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering::SeqCst;
+use mmu::Edits;
 use mmu::frames::{Ahead, Frames};
 use mmu::gstage::{Comes, Sight};
+use mmu::shadow::Host;
 use mmu::stale::Stale;
-use rv::{Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem};
+use rv::{Fence, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem};
 
 /// Rounds without a page that went after which none will.
 pub(super) const FRUITLESS: u32 = 4;
@@ -90,7 +93,7 @@ impl Pager {
                     let end = FIRST.add(vm.config.memory_bytes / PAGE_BYTES);
                     let Clock { page, .. } = &mut *clock;
                     portion.keeps = keeps(&vm, goal);
-                    has_room = vm.translation.sweep(g, &vm, (page, end), &mut portion, env);
+                    has_room = edits::sweep(g, &vm, (page, end), &mut portion, env);
                     *page >= end
                 }
             };
@@ -146,33 +149,33 @@ impl Pager {
             let first = FIRST.add(draw(all));
             let end = first.add(pages.min(PIECE)).min(FIRST.add(all));
             let mut at = first;
-            vm.translation.sweep(g, &vm, (&mut at, end), &mut portion, env);
+            edits::sweep(g, &vm, (&mut at, end), &mut portion, env);
         }
     }
 
     /// Does a part of the sweep in one VM, whose memory's lock is held. Returns whether more pages can go.
-    pub(crate) fn sweep<P: Pageable>(
+    pub(crate) fn sweep<M: PhysMem, H: Fence<Gpa>>(
         &self,
         vm: &Vm,
-        memory: &mut P,
+        edits: &mut Edits<'_, '_, M, H>,
         (at, end): (&mut Pfn<Gpa>, Pfn<Gpa>),
         portion: &mut Portion,
-        frames: &Frames,
     ) -> bool {
+        let frames = edits.host.frames;
         let mut stale = Stale::none();
         let mut has_room = true;
         while *at < end && !portion.is_spent() && has_room {
             portion.spend(Portion::LOOK);
             let page = *at;
-            let (space, mem) = memory.space();
-            let (sight, next) = space.look(page, mem);
+            let Host { space, mem, .. } = &mut *edits.host;
+            let (sight, next) = space.look(page, *mem);
             if let Sight::Mapped(level) = sight
                 && level > Level::MEGA
             {
                 portion.spend(Portion::SPLIT);
                 match self.table_for_split(frames) {
                     // The smaller ones are looked at from here on.
-                    Some(table) => stale = stale.join(space.break_giga(page, table, frames, mem)),
+                    Some(table) => stale = stale.join(space.break_giga(page, table, frames, *mem)),
                     None => *at = next,
                 }
                 continue;
@@ -181,33 +184,31 @@ impl Pager {
             if let Sight::Mapped(level) = sight {
                 portion.spend(Portion::REST * level.pages() as u32 / 4 + Portion::REST);
                 let before = portion.leaves;
-                let owed = memory.rest(page, level, &mut portion.leaves);
+                let owed = edits.sharing(&mut portion.leaves, |edits| edits.rest(page, level));
                 if owed.is_none() && portion.is_to_come_again(before) {
                     break;
                 }
                 if let Some(owed) = owed {
                     stale = stale.join(owed);
                     if portion.is_forced {
-                        memory.settle(core::mem::replace(&mut stale, Stale::none()));
+                        edits.settle(core::mem::replace(&mut stale, Stale::none()));
                         // Where A is the hardware's, only that is cleared.
-                        let (space, mem) = memory.space();
-                        is_idle = matches!(space.look(page, mem).0, Sight::Idle(_));
+                        is_idle = matches!(edits.host.space.look(page, edits.host.mem).0, Sight::Idle(_));
                     }
                 }
             }
             if is_idle && !portion.is_forced {
-                let (space, mem) = memory.space();
-                is_idle = !space.spare(page, mem);
+                is_idle = !edits.host.space.spare(page, edits.host.mem);
             }
             if is_idle && next.raw() - page.raw() > 1 {
                 portion.spend(Portion::SPLIT);
                 // The pages are looked at one by one from here on.
-                if self.split(page, memory, frames) {
+                if self.split(page, edits.host) {
                     continue;
                 }
-            } else if is_idle && memory.may_go(page) {
+            } else if is_idle && !edits.is_kept(page) {
                 portion.spend(Portion::GO);
-                match self.let_go(vm, page, memory, (frames, portion.keeps)) {
+                match self.let_go(vm, page, edits.host, portion.keeps) {
                     Went::Gone => portion.gone += 1,
                     Went::NoRoom => has_room = false,
                     Went::Stays => {}
@@ -218,7 +219,7 @@ impl Pager {
             }
         }
         // Even if nothing has become idle: leaves may have been forgotten for a page that has not (SPENT).
-        memory.settle(stale);
+        edits.settle(stale);
         has_room
     }
 
@@ -226,30 +227,29 @@ impl Pager {
         self.inner.lock().stock.pop().or_else(|| frames.take_ahead(0))
     }
 
-    fn split<P: Pageable>(&self, page: Pfn<Gpa>, memory: &mut P, frames: &Frames) -> bool {
-        let Some(table) = self.table_for_split(frames) else { return false };
-        let (space, mem) = memory.space();
-        space.split_idle(page, table, frames, mem);
+    fn split<M: PhysMem, H>(&self, page: Pfn<Gpa>, host: &mut Host<'_, M, H>) -> bool {
+        let Some(table) = self.table_for_split(host.frames) else { return false };
+        host.space.split_idle(page, table, host.frames, host.mem);
         true
     }
 
     /// Lets an idle page go.
-    fn let_go<P: Pageable>(&self, vm: &Vm, page: Pfn<Gpa>, memory: &mut P, (frames, keeps): (&Frames, u64)) -> Went {
+    fn let_go<M: PhysMem, H>(&self, vm: &Vm, page: Pfn<Gpa>, host: &mut Host<'_, M, H>, keeps: u64) -> Went {
+        let Host { space, frames, mem, .. } = host;
         // What is on its way is the VM's still, but will not be.
         let leaves = |request: &&Request| request.whose.is_of(vm.handle) && request.way == Way::Out && !request.is_moot;
         let leaving = self.inner.lock().requests.iter().filter(leaves).count() as u64;
         if frames.usage(vm.owner()).guest <= keeps + leaving {
             return Went::Stays;
         }
-        let (space, mem) = memory.space();
-        if let Some(frame) = space.take_out_clean(page, mem) {
+        if let Some(frame) = space.take_out_clean(page, *mem) {
             frames.free(frame);
             return Went::Gone;
         }
-        let frame = space.frame_of_idle(page, mem);
+        let frame = space.frame_of_idle(page, *mem);
         // An image's page that the guest has cleared would be the image's again.
-        if space.begins_as_zeroes(page) && is_zero(frame, mem) {
-            frames.free(space.take_out(page, None, mem));
+        if space.begins_as_zeroes(page) && is_zero(frame, *mem) {
+            frames.free(space.take_out(page, None, *mem));
             return Went::Gone;
         }
         let mut inner = self.inner.lock();
@@ -267,7 +267,7 @@ impl Pager {
                 self.counters.writes.fetch_add(1, SeqCst);
                 self.in_flight.fetch_add(1, SeqCst);
                 self.leaving.fetch_add(1, SeqCst);
-                let (frame, comes) = (Some(space.take_out(page, Some(slot), mem)), Comes::Unwritten);
+                let (frame, comes) = (Some(space.take_out(page, Some(slot), *mem)), Comes::Unwritten);
                 requests.push(Request {
                     token: Some(token),
                     way: Way::Out,

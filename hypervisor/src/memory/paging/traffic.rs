@@ -3,6 +3,7 @@
 use super::originals::Read;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::edits;
 use crate::pager::clock::Goal;
 use crate::pager::{Fetched, Inner, IoError, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
 use crate::vm::{Departure, Phase, Unreachable, Vm};
@@ -88,7 +89,7 @@ impl Pager {
             self.counters.rescues.fetch_add(1, SeqCst);
             // The VM's lock is held all the time: that page of the device may soon have another page, and nobody is to look for this
             // one there.
-            if let Err(frame) = vm.translation.bring_in(g, vm, (guard, page, slot), (frame, Comes::Unwritten), env) {
+            if let Err(frame) = edits::bring_in(g, vm, (guard, page, slot), (frame, Comes::Unwritten), env) {
                 frames.free(frame);
             }
             return Fetched::Again;
@@ -391,7 +392,7 @@ impl Pager {
         frame: (Run, Comes),
         env: &mut E,
     ) {
-        if let Err(frame) = vm.translation.bring_in(g, vm, (vm.memory.lock(), page, slot), frame, env) {
+        if let Err(frame) = edits::bring_in(g, vm, (vm.memory.lock(), page, slot), frame, env) {
             g.harts[env.hart()].frames.free(frame);
         }
     }

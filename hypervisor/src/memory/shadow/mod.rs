@@ -5,7 +5,6 @@
 //! G-stage behind it, Bare would be all of memory.
 
 pub(crate) mod brief;
-pub(crate) mod paging;
 pub(crate) mod roots;
 pub(crate) mod steered;
 mod steering;
@@ -16,7 +15,7 @@ use crate::device::offer::Offer;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::machine::isa::Isa;
-use crate::memory::shootdown::shoot_down;
+use crate::memory::shootdown::Tlbs;
 use crate::vm::chores::Remains;
 use crate::vm::fetch;
 use crate::vm::outcome::{Faulted, Known};
@@ -29,13 +28,13 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, MEGA_ORDER, Owner};
-use mmu::gstage::{Ready, Unresolved, in_portions};
+use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
 use mmu::shadow::{Answer, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::is_cache_block_management;
-use rv::{Access, Addr, Exception, Fence, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap};
 use store::Store;
 
 /// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
@@ -46,10 +45,10 @@ fn lend<E: Env, R>(
     from: (&Frames, &mut Ready),
     mem: &mut E::Mem,
     env: &mut E,
-    to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> R,
+    to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, Tlbs<'_, E>>) -> R,
 ) -> Option<R> {
     let Memory { space, shadow: Some(shadow) } = guard.as_mut()? else { return None };
-    let mut hw = ShadowFence { g, vm, env };
+    let mut hw = Tlbs { g, vm, env };
     let result = shadow.alone(mem, |shadow, mem| to(shadow, &mut Host::new(space, from, mem, &mut hw)));
     g.pager.forgo_all(space);
     Some(result)
@@ -62,7 +61,7 @@ fn with_memory<E: Env, R>(
     vm: &Vm,
     ready: &mut Ready,
     env: &mut E,
-    mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, ShadowFence<'_, E>>) -> Result<R, Unresolved>,
+    mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, Tlbs<'_, E>>) -> Result<R, Unresolved>,
 ) -> Result<R, Unreachable> {
     let frames = &g.harts[env.hart()].frames;
     let mut is_first = true;
@@ -139,7 +138,7 @@ pub(crate) fn build(
     g: &Gnomon,
     vm: &Vm,
     (upkeep, lists): (Upkeep, Lists),
-    (owner, frames): (Owner, &Frames),
+    (space, owner, frames): (&mut AddressSpace, Owner, &Frames),
     mem: &mut impl PhysMem,
 ) -> Result<Shadow, String> {
     let config = &vm.config;
@@ -160,7 +159,7 @@ pub(crate) fn build(
     let mut shadow = shadow.map_err(|e| format!("no memory for its shadow tables: {e}"))?;
     if vm.config.lane {
         let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
-        shadow.begin_lane(end, frames, mem);
+        shadow.begin_lane(space, end, frames, mem);
     }
     Ok(shadow)
 }
@@ -180,7 +179,7 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: M
     });
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // its roots' ASIDs are never loaded again.
-    let space = space.destroy(&mut ShadowFence { g, vm, env });
+    let space = space.destroy(&mut Tlbs { g, vm, env });
     Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
 }
 
@@ -265,29 +264,6 @@ fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted
 
 fn no_memory(error: Unreachable) -> String {
     format!("no memory for the guest or its shadow tables: {error}")
-}
-
-/// All harts' TLBs, when shadow or G-stage tables of one VM change: what they hold leads from virtual to host addresses at
-/// once, so no scope of guest physical addresses tells what to forget.
-struct ShadowFence<'a, E> {
-    g: &'a Gnomon,
-    vm: &'a Vm,
-    /// The hart that edits.
-    env: &'a mut E,
-}
-
-impl<E: Env> Fence<Gpa> for ShadowFence<'_, E> {
-    fn fence(&mut self, _: FenceScope<Gpa>) {
-        self.vm.tlb.edits.fetch_add(1, Ordering::SeqCst);
-        shoot_down(self.g, self.vm, self.env);
-        // The loaded guest may be another VM's.
-        self.env.fence_shadows();
-        if self.vm.translation == Translation::Adaptive {
-            self.env.fence_g_stage(self.vm.slot(), FenceScope::Everything);
-        }
-        // Pages may have been copied, as data; code may be among them. The others do the same when they enter.
-        self.env.fence_instructions();
-    }
 }
 
 /// Handles an access that the guest's tables refuse: the guest gets the trap, unless it was not the store that it was

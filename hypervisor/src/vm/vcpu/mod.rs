@@ -10,7 +10,7 @@ mod saved;
 mod shared;
 mod unexplained;
 mod watch;
-mod way;
+pub(crate) mod way;
 
 pub use adapts::Adapts;
 pub use csrs::{VsCsrs, VsTrapRegs, supervisor_csrs};

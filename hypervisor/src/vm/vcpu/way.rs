@@ -1,6 +1,11 @@
 //! The way to the UART, as a TLB would know it.
 
-use rv::{Addr, Context, Hpa, PAGE_BYTES, PhysMem};
+use crate::vm::{Translation, Vm};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use mmu::Mapper;
+use rv::{Addr, Context, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 
 /// The fact that a vCPU's supervisor mode reaches the register that takes bytes to send by the address that its
 /// [`rv::BriefExits`] name, on shadow tables.
@@ -22,8 +27,22 @@ pub struct Way {
 struct Code {
     page: u64,
     frame: Addr<Hpa>,
-    /// The edits of the VM's tables until then: the frame is the VM's for as long as there are no more.
+    /// The edits of the VM's memory until then: the frame is the VM's for as long as there are no more.
     edits: u64,
+}
+
+/// The mapper that ends what vCPUs know of where their code lies.
+struct Places(Arc<AtomicU64>);
+
+impl Mapper for Places {
+    fn changed(&mut self, _: FenceScope<Gpa>, _: &mut dyn PhysMem) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// Makes the mapper for a VM whose vCPUs may know such places.
+pub(crate) fn mapper(vm: &Vm) -> Option<Box<dyn Mapper>> {
+    (vm.translation != Translation::TwoStage).then(|| Box::new(Places(Arc::clone(&vm.tlb.edits))) as _)
 }
 
 impl Way {
@@ -36,7 +55,7 @@ impl Way {
         Self { satp, gva: context.exit.tval, fences: context.lane.fences(), code: None }
     }
 
-    /// Adds the instruction at `pc`, which lies at `there` in RAM after `edits` edits of the VM's tables.
+    /// Adds the instruction at `pc`, which lies at `there` in RAM after `edits` edits of the VM's memory.
     #[must_use]
     pub const fn by(self, pc: u64, there: Addr<Hpa>, edits: u64) -> Self {
         let code = Code { page: pc & !(PAGE_BYTES - 1), frame: there.align_down(PAGE_BYTES), edits };
@@ -52,7 +71,7 @@ impl Way {
     }
 
     /// Returns the 4 bytes at `pc`, if it is known where they lie, all in that page. Until now there were so many edits
-    /// of the VM's tables.
+    /// of the VM's memory.
     #[inline(always)]
     #[must_use]
     pub fn insn<M: PhysMem>(&self, pc: u64, edits: u64, mem: &M) -> Option<u32> {

@@ -1,14 +1,16 @@
 //! The lane: what it needs, and how it is kept out.
 
 use crate::frames::{Frames, Use};
+use crate::gstage::AddressSpace;
 use crate::shadow::cache::Cache;
 use crate::shadow::lane::LaneMemory;
-use crate::shadow::{Shadow, Shadowed};
+use crate::shadow::{Sabotage, Shadow, Shadowed};
+use alloc::boxed::Box;
 use rv::{Gpa, LaneSync, Pfn, PhysMem, PteFlags};
 
 impl<S: Shadowed> Shadow<S> {
-    /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM that ends at `end`. Without, it is off.
-    pub fn begin_lane(&mut self, end: Pfn<Gpa>, frames: &Frames, mem: &mut impl PhysMem) {
+    /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM of `space` that ends at `end`. Without, it is off.
+    pub fn begin_lane(&mut self, space: &mut AddressSpace, end: Pfn<Gpa>, frames: &Frames, mem: &mut impl PhysMem) {
         let Cache { tables, pool, .. } = self.cache();
         if !tables.rules.policy.has_gate || !S::HAS_LANE || tables.gate.memory.is_some() {
             return;
@@ -16,7 +18,11 @@ impl<S: Shadowed> Shadow<S> {
         let order = LaneMemory::frames(end).ilog2() as u8;
         let Ok(run) = frames.alloc(pool.owner, Use::Table, order) else { return };
         mem.zero_frames(run.first(), run.pages());
-        tables.gate.memory = Some(LaneMemory::new(run, end, tables.rules.kept.contains(PteFlags::G)));
+        let memory = LaneMemory::new(run, end, tables.rules.kept.contains(PteFlags::G));
+        if !tables.rules.is_sabotaged(Sabotage::KeepsChunks) {
+            space.add_mapper(Box::new(memory.words));
+        }
+        tables.gate.memory = Some(memory);
         tables.gate.all_have_headers = pool.bodies == 0;
         tables.gate.tell_epoch(tables.unrest.lane_epoch(), mem);
         self.open(mem);

@@ -1,6 +1,6 @@
 //! Forgetting: frames that the host takes from the guest leave no trace in the shadow.
 
-use crate::gstage::{self, AddressSpace, How, Promoted, Promotion, Publish};
+use crate::gstage::{How, Publish};
 use crate::shadow::cache::Cache;
 use crate::shadow::pages::{At, Compared, Id, List};
 use crate::shadow::{Budget, Host, Sabotage, Shadowed};
@@ -139,10 +139,7 @@ impl<S: Shadowed> Cache<S> {
         host: &mut Host<'_, M, H>,
     ) {
         let is_fenced = !stale.is_none();
-        if let Some(scope) = stale.scope() {
-            self.unteach(scope, host.mem);
-        }
-        let retired = gstage::settle(stale, publish, host.hw, host.mem);
+        let retired = host.space.settle(stale, publish, host.hw, host.mem);
         if is_fenced {
             self.flushed(host);
         }
@@ -168,31 +165,5 @@ impl<S: Shadowed> Cache<S> {
             (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
         }
         self.spend(stale, publish, host);
-    }
-
-    pub fn promote_some<M: PhysMem, H: Fence<Gpa>>(
-        &mut self,
-        promotion: &mut Promotion,
-        host: &mut Host<'_, M, H>,
-    ) -> Promoted {
-        let mut pages = promotion.next().map(Pfn::new);
-        if pages.clone().any(|page| self.is_shadowed(page, host.mem)) {
-            return Promoted::Not;
-        }
-        if !self.tables.rules.is_sabotaged(Sabotage::MovesWithLeaves)
-            && !pages.all(|page| self.forget_ahead(page, host))
-        {
-            return Promoted::More;
-        }
-        if AddressSpace::is_copied(promotion) {
-            let concluded = host.space.conclude_promotion(promotion, host.frames, host.mem);
-            let Some((stale, publish)) = concluded else { return Promoted::Not };
-            self.spend(stale, Some(publish), host);
-            return Promoted::Whole;
-        }
-        let Some(stale) = host.space.withhold(promotion, host.mem) else { return Promoted::Not };
-        self.spend(stale, None, host);
-        host.space.copy_withheld(promotion, host.mem);
-        Promoted::More
     }
 }

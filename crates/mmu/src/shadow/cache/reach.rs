@@ -1,6 +1,7 @@
 //! Guest memory that is made ready for an access.
 
 use crate::gstage::{ResolveError, Resolved, Translation, Unresolved};
+use crate::mapper::Loss;
 use crate::shadow::cache::Cache;
 use crate::shadow::{Host, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Pfn, PhysMem, PteFlags};
@@ -39,10 +40,12 @@ impl<S: Shadowed> Cache<S> {
         if may_copy && known.is_none_or(|known| !known.flags.contains(PteFlags::W)) {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
             let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
-            let mut moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
+            let moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;
             // To copy 2 MiB takes as much as what half of a budget is for, and more: nothing is filled after it.
             let half = host.budget.half();
-            if !moved.all(|page| self.forget_all_ahead(Pfn::new(page), host)) || host.budget < half {
+            let all_let_go = moved.clone().all(|page| self.forget_all_ahead(Pfn::new(page), host))
+                && host.space.let_go(&moved, Loss::Access, &mut host.budget, host.mem);
+            if !all_let_go || host.budget < half {
                 return Err(Missing::Later);
             }
             let there = self.reach(gpa, access, host)?;

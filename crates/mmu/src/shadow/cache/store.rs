@@ -99,11 +99,4 @@ impl<S: Shadowed> Cache<S> {
     pub fn may_any_lag(&self) -> bool {
         !self.tables.rules.policy.protects || !self.unsync.is_empty()
     }
-
-    /// The G-stage has changed there: the lane is not to go by what it was.
-    pub fn unteach(&self, scope: FenceScope<Gpa>, mem: &mut impl PhysMem) {
-        if !self.tables.rules.is_sabotaged(Sabotage::KeepsChunks) {
-            self.tables.gate.unteach(scope, mem);
-        }
-    }
 }

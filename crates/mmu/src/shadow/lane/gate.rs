@@ -23,7 +23,7 @@
 use crate::shadow::lane::{ID_AT, LOG_AT, LaneMemory};
 use crate::shadow::pages::{Id, Page};
 use crate::sync::spin_loop;
-use rv::{Addr, FenceScope, Gpa, Hpa, LaneSync, Level, Pfn, PhysMem};
+use rv::{Addr, Hpa, LaneSync, PhysMem};
 
 /// The lane's side of the tables.
 pub struct Gate {
@@ -88,22 +88,6 @@ impl Gate {
     pub fn tell_epoch(&self, epoch: u64, mem: &mut impl PhysMem) {
         if let Some(lane) = &self.memory {
             mem.write_u64(lane.gate().wrapping_add(LaneSync::EPOCH_AT), epoch);
-        }
-    }
-
-    /// The G-stage has changed there: the lane is not to go by what it was.
-    pub fn unteach(&self, scope: FenceScope<Gpa>, mem: &mut impl PhysMem) {
-        let Some(lane) = &self.memory else { return };
-        match scope {
-            FenceScope::Everything => mem.zero_frames(lane.words(), lane.run.pages() - 1),
-            FenceScope::Range { start, bytes } => {
-                let last = start.wrapping_add(bytes.max(1) - 1).pfn().raw() / Level::MEGA.pages();
-                for chunk in start.pfn().raw() / Level::MEGA.pages()..=last {
-                    if let Some(at) = lane.word(Pfn::new(chunk * Level::MEGA.pages())) {
-                        mem.write_u64(at, 0);
-                    }
-                }
-            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The memory that the engine and the lane share (`lane` has the picture), and what makes a leaf of a guest's entry.
 
 use crate::frames::Run;
-use rv::{Addr, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use crate::mapper::Mapper;
+use rv::{Addr, FenceScope, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
 /// Where a header has the shadow page's number, in bytes before the table that it is for.
 pub const ID_AT: u64 = 8;
@@ -94,11 +95,44 @@ impl Leaves {
     }
 }
 
+/// The lane's words for chunks: for all from GPA 0 on, so that a number needs no subtraction. As a mapper they end where the
+/// G-stage changes: the lane is not to go by what it was.
+#[derive(Clone, Copy)]
+pub struct Words {
+    first: Pfn<Hpa>,
+    chunks: u64,
+}
+
+impl Words {
+    /// The word for the 2 MiB around a page.
+    pub fn get(&self, page: Pfn<Gpa>) -> Option<Addr<Hpa>> {
+        let chunk = page.raw() / Level::MEGA.pages();
+        (chunk < self.chunks).then(|| self.first.at(8 * chunk))
+    }
+
+    /// Ends those of the 2 MiB that are partly in `scope`.
+    pub fn end(&self, scope: FenceScope<Gpa>, mem: &mut (impl PhysMem + ?Sized)) {
+        let chunks = match scope {
+            FenceScope::Everything => 0..self.chunks,
+            FenceScope::Range { start, bytes } => {
+                let last = start.wrapping_add(bytes.max(1) - 1).pfn().raw() / Level::MEGA.pages();
+                start.pfn().raw() / Level::MEGA.pages()..self.chunks.min(last + 1)
+            }
+        };
+        chunks.for_each(|chunk| mem.write_u64(self.first.at(8 * chunk), 0));
+    }
+}
+
+impl Mapper for Words {
+    fn changed(&mut self, scope: FenceScope<Gpa>, mem: &mut dyn PhysMem) {
+        self.end(scope, mem);
+    }
+}
+
 /// The lane's memory.
 pub struct LaneMemory {
-    pub run: Run,
-    /// Words for chunks: for all from GPA 0 on, so that a number needs no subtraction.
-    chunks: u64,
+    run: Run,
+    pub words: Words,
     /// What makes leaves.
     leaves: &'static [u64; 1 << 10],
 }
@@ -106,7 +140,8 @@ pub struct LaneMemory {
 impl LaneMemory {
     /// In so many frames as RAM needs that ends there ([`LaneMemory::frames`]), which are clear. `globals`: whether leaves may be global.
     pub const fn new(run: Run, end: Pfn<Gpa>, globals: bool) -> Self {
-        Self { run, chunks: Self::chunks(end), leaves: if globals { &GLOBAL_LEAVES } else { &LEAVES } }
+        let words = Words { first: run.first().add(1), chunks: Self::chunks(end) };
+        Self { run, words, leaves: if globals { &GLOBAL_LEAVES } else { &LEAVES } }
     }
 
     /// Frames that it takes for RAM that ends there.
@@ -127,26 +162,15 @@ impl LaneMemory {
         self.run.first().base()
     }
 
-    /// The first frame of the words for chunks.
-    pub const fn words(&self) -> Pfn<Hpa> {
-        self.run.first().add(1)
-    }
-
     /// Where the lane finds what it needs.
     pub fn inputs(&self) -> LaneSync {
         let leaves = self.leaves.as_ptr() as u64;
-        LaneSync { gate: self.gate().raw(), leaves, chunks: self.words().base().raw(), count: self.chunks }
+        LaneSync { gate: self.gate().raw(), leaves, chunks: self.words.first.base().raw(), count: self.words.chunks }
     }
 
     /// What makes leaves, for many.
     pub const fn leaves(&self) -> Leaves {
-        Leaves { words: self.words().base(), chunks: self.chunks, leaves: self.leaves }
-    }
-
-    /// The word for the 2 MiB around a page.
-    pub fn word(&self, page: Pfn<Gpa>) -> Option<Addr<Hpa>> {
-        let chunk = page.raw() / Level::MEGA.pages();
-        (chunk < self.chunks).then(|| self.words().at(8 * chunk))
+        Leaves { words: self.words.first.base(), chunks: self.words.chunks, leaves: self.leaves }
     }
 }
 

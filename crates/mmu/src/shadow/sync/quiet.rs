@@ -21,7 +21,7 @@
 use crate::shadow::pages::{Id, List};
 use crate::shadow::sync::{MOST, Syncer};
 use crate::shadow::{Budget, Host, Sabotage, Shadowed};
-use rv::{Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn, PhysMem};
+use rv::{Fence, FenceScope, Gpa, Level, Pfn, PhysMem};
 
 impl<S: Shadowed> Syncer<S> {
     /// A table has been compared, and was as it had been, or not.
@@ -125,7 +125,9 @@ impl<S: Shadowed> Syncer<S> {
         *self.cache.tables.index.heads.protected_around(gfn) += 1;
         // The lane asks nobody whether a frame is a quiet table's.
         let chunk = gfn.align_down(Level::MEGA.pages()).base();
-        self.cache.unteach(FenceScope::Range { start: chunk, bytes: Level::MEGA.pages() * PAGE_BYTES }, host.mem);
+        if let Some(lane) = &self.cache.tables.gate.memory {
+            lane.words.end(FenceScope::Range { start: chunk, bytes: Level::MEGA.bytes() }, host.mem);
+        }
         // Without it they are shorter.
         self.cache.tables.index.digests = 0;
     }

@@ -204,7 +204,7 @@ impl<S: Shadowed> Syncer<S> {
     #[inline(always)]
     fn teach(&mut self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
-        let Some(at) = self.cache.tables.gate.memory.as_ref().and_then(|lane| lane.word(gfn)) else { return };
+        let Some(at) = self.cache.tables.gate.memory.as_ref().and_then(|lane| lane.words.get(gfn)) else { return };
         if mem.read_u64(at) != 0 {
             return;
         }

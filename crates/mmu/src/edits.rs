@@ -1,0 +1,147 @@
+//! The host's own edits of a VM's memory: it takes pages away, brings them back, and joins small leaves into large ones.
+//!
+//! All of them go the same way, whatever translates: what was made from the pages is let go in portions, the table is edited,
+//! and what is stale then is settled ([`crate::mapper`]). The shadow engine is the mapper that is named here,
+//! since it edits the memory itself when its guest faults.
+
+use crate::budget::Budget;
+use crate::frames::Run;
+use crate::gstage::{AddressSpace, Comes, GiveBack, Promoted, Promotion, Publish, Returned, Span, SwapSlot};
+use crate::mapper::Loss;
+use crate::shadow::{Host, Sabotage, Shadow, Shadowed};
+use crate::stale::Stale;
+use alloc::boxed::Box;
+use core::ops::Range;
+use rv::{Fence, Gpa, Gva, Level, Pfn, PhysMem};
+
+/// A VM's memory, what it is lent, and the engine that shadows it, if one does.
+pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
+    /// The engine.
+    pub shadow: Option<&'e mut Shadow<S>>,
+    /// The memory, and the rest of the machine.
+    pub host: &'e mut Host<'h, M, H>,
+}
+
+impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
+    /// Asks all mappers to let go of pages. Says whether nothing is left.
+    fn let_go(&mut self, pages: Range<u64>, loss: Loss) -> bool {
+        let Self { shadow, host } = self;
+        shadow.as_mut().is_none_or(|shadow| shadow.let_go(pages.clone(), loss, host))
+            && host.space.let_go(&pages, loss, &mut host.budget, host.mem)
+    }
+
+    fn is_sabotaged(&self, how: Sabotage) -> bool {
+        self.shadow.as_ref().is_some_and(|shadow| shadow.rules().is_sabotaged(how))
+    }
+
+    /// Spends what is stale: nothing that was made from those pages is left when this returns (TOLD), and their frames are free.
+    pub fn settle(&mut self, stale: Stale<Gpa>) {
+        self.settle_with(stale, None);
+    }
+
+    fn settle_with(&mut self, stale: Stale<Gpa>, publish: Option<Box<Publish>>) {
+        let Self { shadow, host } = self;
+        match shadow {
+            Some(shadow) => shadow.settle(stale, publish, host),
+            None => host.space.settle(stale, publish, host.hw, host.mem).release(host.frames),
+        }
+    }
+
+    /// Does something within a budget that is for other memory, too, and takes from it what that costs.
+    pub fn sharing<R>(&mut self, budget: &mut Budget, act: impl FnOnce(&mut Self) -> R) -> R {
+        core::mem::swap(&mut self.host.budget, budget);
+        let result = act(self);
+        core::mem::swap(&mut self.host.budget, budget);
+        result
+    }
+
+    /// Returns whether a page may not move nor go: it is one of the guest's tables that are shadowed.
+    #[must_use]
+    pub fn is_kept(&self, page: Pfn<Gpa>) -> bool {
+        self.shadow.as_ref().is_some_and(|shadow| shadow.is_shadowed(page, self.host.mem))
+    }
+
+    /// Makes what is mapped at `page` idle ([`AddressSpace::rest`]). It is so once the result is settled.
+    ///
+    /// `None`: the budget is spent before that. A part is done, the page is mapped still.
+    pub fn rest(&mut self, page: Pfn<Gpa>, level: Level) -> Option<Stale<Gpa>> {
+        let first = page.align_down(level.pages()).raw();
+        let has_let_go =
+            self.is_sabotaged(Sabotage::RestsWithLeaves) || self.let_go(first..first + level.pages(), Loss::Access);
+        has_let_go.then(|| self.host.space.rest(page, self.host.mem))
+    }
+
+    /// Does a portion of a promotion ([`AddressSpace::begin_promotion`]).
+    pub fn promote(&mut self, promotion: &mut Promotion) -> Promoted {
+        if promotion.next().map(Pfn::new).any(|page| self.is_kept(page)) {
+            return Promoted::Not;
+        }
+        if !self.is_sabotaged(Sabotage::MovesWithLeaves) && !self.let_go(promotion.next(), Loss::Access) {
+            // What has been forgotten is settled with the next portion.
+            self.settle(Stale::none());
+            return Promoted::More;
+        }
+        let Host { space, frames, mem, .. } = &mut *self.host;
+        if AddressSpace::<Gpa>::is_copied(promotion) {
+            let Some((stale, publish)) = space.conclude_promotion(promotion, frames, *mem) else {
+                self.settle(Stale::none());
+                return Promoted::Not;
+            };
+            self.settle_with(stale, Some(publish));
+            return Promoted::Whole;
+        }
+        let Some(stale) = space.withhold(promotion, *mem) else {
+            self.settle(Stale::none());
+            return Promoted::Not;
+        };
+        self.settle(stale);
+        self.host.space.copy_withheld(promotion, self.host.mem);
+        Promoted::More
+    }
+
+    /// Makes one leaf of 1 GiB of those around a page, if it can be.
+    pub fn join(&mut self, page: Pfn<Gpa>) {
+        if let Some((stale, publish)) = self.host.space.join(page, self.host.mem) {
+            self.settle_with(stale, Some(publish));
+        }
+    }
+
+    /// Maps a page that has been brought in from the swap device, to that frame.
+    ///
+    /// # Errors
+    /// The frame, if the page is not out there any more.
+    pub fn bring_in(&mut self, page: Pfn<Gpa>, from: SwapSlot, frame: (Run, Comes)) -> Result<(), Run> {
+        let stale = self.host.space.bring_in(page, from, frame, self.host.mem)?;
+        self.settle(stale);
+        Ok(())
+    }
+
+    /// Makes pages untouched again ([`AddressSpace::unmap`]), as many of them as may be done at once: in their order, as if each
+    /// span followed the one before. For the rest it is called again. Of 2 MiB that would have to be split, and for
+    /// whose table there is no frame, nothing goes.
+    ///
+    /// What came free is free when this returns.
+    pub fn give_back(&mut self, spans: &[Span]) -> Returned {
+        let (returned, stale) = self.take_back(spans);
+        self.settle(stale);
+        returned
+    }
+
+    /// The same, up to what is to be settled then.
+    pub fn take_back(&mut self, spans: &[Span]) -> (Returned, Stale<Gpa>) {
+        // The other half is for what the G-stage costs.
+        self.host.budget = self.host.budget.half();
+        let mut work = GiveBack::new(spans);
+        while let Some(piece) = work.next(self.host.space, self.host.mem) {
+            let Span { start, pages } = piece.span;
+            if self.shadow.is_some() {
+                work.spend(pages as u32);
+            }
+            if !self.let_go(start.raw()..start.raw() + pages, Loss::Contents) {
+                break;
+            }
+            work.take(&piece, self.host.space, self.host.frames, self.host.mem);
+        }
+        work.finish()
+    }
+}
