@@ -1,12 +1,12 @@
 //! The bound of an operation that the rest of a machine waits for.
 
-/// What an operation may do before it leaves the rest for later (BOUNDED), in steps: an entry that is looked at is one,
-/// one that is changed some more. It is looked at between two pieces of work, so the last piece may exceed it.
+/// The steps that an operation may take before it leaves the rest for later (BOUNDED): an entry that is read is one step, an entry that
+/// is changed some more. The budget is read between two pieces of work, so the last piece may exceed it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Budget(pub(crate) u32);
 
 impl Budget {
-    /// What one operation may do.
+    /// The budget of one operation.
     pub const WHOLE: Self = Self(Self::STEPS);
     /// To copy 2 MiB, and to forget where they were, takes all of it.
     pub(crate) const NONE: Self = Self(0);
@@ -24,12 +24,12 @@ impl Budget {
         self.0 == 0
     }
 
-    /// How many steps more it is than `other`.
+    /// Returns the number of steps that it has more than `other`.
     pub(crate) const fn less(self, other: Self) -> u32 {
         self.0.saturating_sub(other.0)
     }
 
-    /// How often so many steps can be taken from it; the last time there may be fewer.
+    /// Returns how many times `steps` can be taken from it; the last time there may be fewer.
     pub(crate) const fn affords(self, steps: u32) -> u32 {
         self.0.div_ceil(steps)
     }

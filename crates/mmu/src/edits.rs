@@ -127,7 +127,7 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
         returned
     }
 
-    /// The same, up to what is to be settled then.
+    /// Does the part of [`Edits::give_back`] before the result is settled.
     pub fn take_back(&mut self, spans: &[Span]) -> (Returned, Stale<Gpa>) {
         // The other half is for what the G-stage costs.
         self.host.budget = self.host.budget.half();

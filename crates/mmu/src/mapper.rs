@@ -12,7 +12,7 @@
 //! | a page is written whose writes were withheld | [`Mapper::dirtied`] | before the guest's store |
 //! | a region comes or goes | [`Mapper::region`] | before its first page can be mapped; after its last has been unmapped |
 //!
-//! What is true after an edit, when [`AddressSpace::settle`] returns (TOLD): nothing that a mapper keeps leads to a frame where the table does not lead, nor
+//! After an edit, when [`AddressSpace::settle`] returns (TOLD), nothing that a mapper keeps leads to a frame where the table does not lead, nor
 //! allows what the table does not allow. A fill of an invalid entry is no edit: nothing can have been made from it.
 
 use crate::budget::Budget;
@@ -35,9 +35,9 @@ pub enum Loss {
 /// A region comes or goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It has been added.
+    /// The region has been added.
     Comes,
-    /// It has been removed.
+    /// The region has been removed.
     Goes,
 }
 

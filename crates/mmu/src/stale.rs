@@ -89,7 +89,7 @@ impl<S: Space> Stale<S> {
     }
 }
 
-/// What is stale, and known to be so by all mappers: only TLBs may still use it.
+/// Stale translations of which all mappers have been told: only TLBs may still use them.
 #[must_use = "an edit is not in force until its stale translations are fenced"]
 #[derive(Debug)]
 pub struct Told<S: Space>(Stale<S>);

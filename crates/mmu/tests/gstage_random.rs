@@ -56,7 +56,7 @@ const MUTANTS: [(Mutant, &[&str]); 28] = [
         Mutant::ForgetsDebtOfImages,
         &["a copy without a fence", "a fence is owed for what is gone", "it is to be fenced"],
     ),
-    (Mutant::RestsWithoutFence, &["StalePermission", "FreedWhileReachable"]),
+    (Mutant::RestsWithoutFence, &["StalePermission", "FreedWhileReachable", "TOLD"]),
     (Mutant::TakesBeforeTheFence, &["FreedWhileReachable"]),
     (Mutant::RevivesReadOnly, &["mapped again as it was"]),
     (Mutant::RevivesElsewhere, &["mapped again as it was"]),
@@ -66,7 +66,7 @@ const MUTANTS: [(Mutant, &[&str]); 28] = [
     (Mutant::ForgetsSlots, &["slots are forgone"]),
     (Mutant::ForgetsToTakeOver, &["contents of"]),
     (Mutant::TakesOverEarly, &["contents of"]),
-    (Mutant::WithdrawsWithoutFence, &["FreedWhileReachable", "StalePermission"]),
+    (Mutant::WithdrawsWithoutFence, &["FreedWhileReachable", "StalePermission", "TOLD"]),
     (Mutant::ForgetsUseOfOriginals, &["owned by"]),
     (Mutant::BringsOriginalsHome, &["owned by", "contents of", "not of one owner", "freed twice"]),
 ];

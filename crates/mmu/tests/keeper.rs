@@ -1,4 +1,4 @@
-//! A mapper that keeps translations, and what must be true of them after an edit, whatever has made it (TOLD). All rigs have one in
+//! A mapper that keeps translations, and the check of them after an edit, whatever has made it (TOLD). All rigs have one in
 //! their list.
 
 use mmu::gstage::Region;
@@ -7,7 +7,7 @@ use rv::{Addr, FenceScope, Hpa, Pfn, PhysMem, PteFlags, Space};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-/// What a keeper does not hear.
+/// The events that a keeper does not hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deaf {
     No,

@@ -1,4 +1,4 @@
-//! What must be true for all mappers after an edit (TOLD): random edits of address spaces of several kinds of input addresses, whose regions come and
+//! The property that holds for all mappers after an edit (TOLD), checked on random edits of address spaces of several kinds of input addresses, whose regions come and
 //! go. `gstage_random.rs` and `shadow_random.rs` check the same where an engine edits as well.
 
 use crate::keeper::{Deaf, Keeper};
@@ -18,9 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const VM: Owner = Owner::Vm(0);
 const RAM: Pfn<Hpa> = Pfn::new(0x8_0000);
 const FRAMES: u64 = 8192;
-const IMAGE: Pfn<Hpa> = Pfn::new(0x8_0200);
+const IMAGE: Pfn<Hpa> = Pfn::new(RAM.raw() + FRAMES);
 const IMAGE_PAGES: u64 = 1024;
-/// Where regions may be: in pieces that divide 2 MiB, and do not.
+/// Pages of a region: 2 MiB hold parts of several.
 const PIECE: u64 = 200;
 const PIECES: u64 = 12;
 
@@ -45,7 +45,7 @@ impl<In: Space> World<In> {
         let mut frames = Frames::new();
         frames.add(RAM, FRAMES);
         frames.add_images(std::slice::from_ref(&(IMAGE.raw()..IMAGE.raw() + IMAGE_PAGES)));
-        let mut mem = Machine::with_ram(RAM, FRAMES);
+        let mut mem = Machine::with_ram(RAM, FRAMES + IMAGE_PAGES);
         let superpages = if seed % 3 == 0 { Superpages::Never } else { Superpages::Mega };
         let policy = Policy { superpages, images: Images::Shared, residence: Residence::Pageable, ad };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).unwrap();
@@ -59,7 +59,11 @@ impl<In: Space> World<In> {
     }
 
     fn page(&mut self) -> Pfn<In> {
-        Pfn::new(self.pick(PIECE * PIECES))
+        match self.pick(2) {
+            0 => Pfn::new(self.pick(PIECE * PIECES)),
+            // Often one of a few, so that much happens to the same.
+            _ => Pfn::new(self.pick(12) * (PIECE + 3)),
+        }
     }
 
     fn settle(&mut self, stale: mmu::Stale<In>) {
