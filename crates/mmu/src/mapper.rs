@@ -1,7 +1,7 @@
 //! Edits of guest memory are events, and mappers hear of them.
 //!
-//! A *mapper* keeps something that was made from a VM's [`AddressSpace`]: the lane's words, the known place of a vCPU's code, a
-//! dirty log, tables of a device's or of a guest's guests. A VM has one list of them ([`AddressSpace::add_mapper`]). Two more
+//! A *mapper* keeps something that was made from a VM's [`crate::AddressSpace`]: the lane's words, the known place of a vCPU's code, a
+//! dirty log, tables of a device's or of a guest's guests. A VM has one list of them ([`crate::AddressSpace::add_mapper`]). Two more
 //! keep such things and are lent with each edit instead: the shadow engine, since it edits the memory itself, and
 //! the TLBs ([`rv::Fence`]).
 //!
@@ -12,16 +12,15 @@
 //! | a page is written whose writes were withheld | [`Mapper::dirtied`] | before the guest's store |
 //! | a region comes or goes | [`Mapper::region`] | before its first page can be mapped; after its last has been unmapped |
 //!
-//! After an edit, when [`AddressSpace::settle`] returns (TOLD), nothing that a mapper keeps leads to a frame where the table does not lead, nor
+//! After an edit, when [`crate::AddressSpace::settle`] returns (TOLD), nothing that a mapper keeps leads to a frame where the table does not lead, nor
 //! allows what the table does not allow. A fill of an invalid entry is no edit: nothing can have been made from it.
 
 use crate::budget::Budget;
-use crate::gstage::{AddressSpace, Publish, Region};
-use crate::stale::{Retired, Stale, Told};
+use crate::gstage::Region;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
-use rv::{Fence, FenceScope, Gpa, Pfn, PhysMem, Space};
+use rv::{FenceScope, Gpa, Pfn, PhysMem, Space};
 
 /// The loss that pages are about to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +70,7 @@ pub trait Mapper<In: Space = Gpa>: Send {
 
 /// The list.
 #[derive(Default)]
-pub(crate) struct Mappers<In: Space>(Vec<Box<dyn Mapper<In>>>);
+pub(crate) struct Mappers<In: Space>(pub Vec<Box<dyn Mapper<In>>>);
 
 impl<In: Space> Mappers<In> {
     pub const fn new() -> Self {
@@ -88,52 +87,7 @@ impl<In: Space> Mappers<In> {
 
     #[cold]
     #[inline(never)]
-    fn changed(&mut self, scope: FenceScope<In>, mem: &mut dyn PhysMem) {
+    pub fn changed(&mut self, scope: FenceScope<In>, mem: &mut dyn PhysMem) {
         self.0.iter_mut().for_each(|mapper| mapper.changed(scope, mem));
-    }
-}
-
-impl<In: Space> AddressSpace<In> {
-    /// Adds a mapper to the list. It is told of the regions that there are.
-    pub fn add_mapper(&mut self, mut mapper: Box<dyn Mapper<In>>) {
-        self.regions().for_each(|region| mapper.region(region, Change::Comes));
-        self.mappers.0.push(mapper);
-    }
-
-    /// The mappers of the list, in the order in which they were added.
-    pub fn mappers(&self) -> impl Iterator<Item = &dyn Mapper<In>> {
-        self.mappers.0.iter().map(|mapper| &**mapper)
-    }
-
-    /// Asks all mappers of the list to let go of pages ([`Mapper::let_go`]). Returns whether nothing is left.
-    pub fn let_go(&mut self, pages: &Range<u64>, loss: Loss, budget: &mut Budget, mem: &mut impl PhysMem) -> bool {
-        self.mappers.0.iter_mut().all(|mapper| mapper.let_go(pages, loss, budget, mem))
-    }
-
-    /// Tells all mappers of the list what an edit has made stale. It is to be fenced then.
-    #[inline(always)]
-    pub fn tell(&mut self, stale: Stale<In>, mem: &mut impl PhysMem) -> Told<In> {
-        if let Some(scope) = stale.scope() {
-            self.mappers.changed(scope, mem);
-        }
-        stale.told()
-    }
-
-    /// Spends what an edit has made stale: tells all mappers of the list, fences, then makes the copy visible, if one was made: no hart sees
-    /// the copy while another still reads what it was made from. Returns the frames that are now free to go.
-    // Each fault ends here, and most have nothing to fence.
-    #[inline(always)]
-    pub fn settle(
-        &mut self,
-        stale: Stale<In>,
-        publish: Option<Box<Publish>>,
-        hw: &mut impl Fence<In>,
-        mem: &mut impl PhysMem,
-    ) -> Retired {
-        let retired = self.tell(stale, mem).fence(hw);
-        if let Some(publish) = publish {
-            publish.fence_and_publish(hw, mem);
-        }
-        retired
     }
 }

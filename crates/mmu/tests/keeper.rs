@@ -72,7 +72,7 @@ impl Keeper {
     }
 
     /// Makes it keep what the table says of a page now.
-    pub fn keep<In: Space>(&self, page: Pfn<In>, space: &AddressSpace<In>, mem: &impl PhysMem) {
+    fn keep<In: Space>(&self, page: Pfn<In>, space: &AddressSpace<In>, mem: &impl PhysMem) {
         if let Some(there) = space.translate(page.base(), mem) {
             let mut kept = self.0.lock().unwrap();
             kept.pages.insert(page.raw(), (there.hpa.pfn(), there.flags & RIGHTS));
@@ -82,7 +82,7 @@ impl Keeper {
 
     /// TOLD: what is kept leads nowhere where the table does not lead, and allows nothing that the table does not allow; writes and regions
     /// are known.
-    pub fn check<In: Space>(&self, space: &AddressSpace<In>, mem: &impl PhysMem) {
+    fn check<In: Space>(&self, space: &AddressSpace<In>, mem: &impl PhysMem) {
         let kept = self.0.lock().unwrap();
         for (page, (frame, rights)) in &kept.pages {
             let there = space.translate(Addr::<In>::new(page << 12), mem);
@@ -94,5 +94,16 @@ impl Keeper {
         }
         let regions: BTreeMap<u64, u64> = space.regions().map(|region| (region.start.raw(), region.pages)).collect();
         assert_eq!(kept.regions, regions, "TOLD: the regions");
+    }
+
+    /// Checks, and makes it keep some more pages.
+    pub fn check_and_keep<In: Space>(
+        &self,
+        pages: impl IntoIterator<Item = u64>,
+        space: &AddressSpace<In>,
+        mem: &impl PhysMem,
+    ) {
+        self.check(space, mem);
+        pages.into_iter().for_each(|page| self.keep(Pfn::new(page), space, mem));
     }
 }

@@ -46,7 +46,7 @@ impl<In: Space> World<In> {
         frames.add(RAM, FRAMES);
         frames.add_images(std::slice::from_ref(&(IMAGE.raw()..IMAGE.raw() + IMAGE_PAGES)));
         let mut mem = Machine::with_ram(RAM, FRAMES + IMAGE_PAGES);
-        let superpages = if seed % 3 == 0 { Superpages::Never } else { Superpages::Mega };
+        let superpages = if seed.is_multiple_of(3) { Superpages::Never } else { Superpages::Mega };
         let policy = Policy { superpages, images: Images::Shared, residence: Residence::Pageable, ad };
         let mut space = AddressSpace::new(&SV39X4, VM, policy, &frames, &mut mem).unwrap();
         let keeper = Keeper::join(&mut space, deaf);
@@ -156,11 +156,8 @@ impl<In: Space> World<In> {
             }
             _ => self.change_regions(),
         }
-        self.keeper.check(&self.space, &self.mem);
-        for _ in 0..4 {
-            let page = self.page();
-            self.keeper.keep(page, &self.space, &self.mem);
-        }
+        let kept = [(); 4].map(|()| self.page().raw());
+        self.keeper.check_and_keep(kept, &self.space, &self.mem);
     }
 
     fn end(self) {

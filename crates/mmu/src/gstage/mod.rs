@@ -38,6 +38,7 @@ mod relocate;
 mod remains;
 mod remove;
 mod space;
+mod told;
 
 pub use filler::Filled;
 pub(crate) use give_back::GiveBack;

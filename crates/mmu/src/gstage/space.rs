@@ -167,7 +167,7 @@ impl Publish {
     // Most faults have nothing to be published.
     #[cold]
     #[inline(never)]
-    pub(crate) fn fence_and_publish<In: Space>(mut self: Box<Self>, hw: &mut impl Fence<In>, mem: &mut impl PhysMem) {
+    pub(crate) fn fence_and_publish<In: Space>(mut self, hw: &mut impl Fence<In>, mem: &mut impl PhysMem) {
         if !self.taken.is_empty() {
             self.take_over(mem);
             // Code may be in it, and a fence orders for instructions what was stored before it alone.

@@ -5,6 +5,7 @@
 
 mod faulting;
 mod originals;
+mod owing;
 mod paging;
 pub mod world;
 
@@ -538,34 +539,6 @@ impl Rig {
             }
         }
         self.check_ownership(&after);
-    }
-
-    fn owe(&mut self, stale: Stale<Gpa>) {
-        let owed = std::mem::replace(&mut self.owed, Stale::none());
-        self.owed = owed.join(stale);
-    }
-
-    fn flush(&mut self) {
-        let owed = std::mem::replace(&mut self.owed, Stale::none());
-        self.settle(owed);
-        self.keeper.check(&self.space, &self.world);
-        let known = self.map();
-        known.keys().take(8).for_each(|page| self.keeper.keep(Pfn::<Gpa>::new(*page), &self.space, &self.world));
-        self.check_ownership(&known);
-    }
-
-    fn settle(&mut self, owed: Stale<Gpa>) {
-        let free = |model: &mut FenceModel, runs: &[Run]| {
-            runs.iter().for_each(|run| (0..run.pages()).for_each(|i| model.free(run.first().add(i))));
-        };
-        if self.world.mutant == Mutant::FreesBeforeTheFence {
-            free(&mut self.world.model, owed.retired());
-        }
-        let retired = self.space.tell(owed, &mut self.world).fence(&mut self.world);
-        free(&mut self.world.model, retired.runs());
-        if self.world.mutant != Mutant::Leaks {
-            retired.release(&self.frames);
-        }
     }
 
     /// All contents are right, and the end of the VM gives everything back.

@@ -534,22 +534,10 @@ impl<S: Subject> Rig<S> {
             self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         }
         self.audit_chunks();
-        self.check_keeper();
-        self.keep_some();
+        let kept = [1, 5, 11].map(|n| RAM.raw() + self.clock * (512 * n + 7) % PAGES);
+        self.keeper.check_and_keep(kept, &self.space, &self.bus.0.borrow().machine);
         let all = 0..self.vcpus.len();
         all.filter(|hart| *hart == n || self.pick(8) == 0).for_each(|hart| self.audit(hart));
-    }
-
-    /// Another mapper of the VM's memory hears of every edit, too.
-    fn check_keeper(&self) {
-        let machine = &self.bus.0.borrow().machine;
-        self.keeper.check(&self.space, machine);
-    }
-
-    /// It keeps some more.
-    fn keep_some(&self) {
-        let pages = [1, 5, 11].map(|n| RAM.add(self.clock * (512 * n + 7) % PAGES));
-        pages.iter().for_each(|page| self.keeper.keep(*page, &self.space, &self.bus.0.borrow().machine));
     }
 
     /// Ends the VM: all frames come back, and all pages of the swap device. Says what the engine and the G-stage did.
