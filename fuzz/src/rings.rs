@@ -60,8 +60,8 @@ impl Machine {
     fn set(&mut self, register: u64, width: u8, value: u64) -> Answer<()> {
         let vm = self.w.run.vm.clone();
         let Some((target, offset, _)) = vm.device_at(self.device.0 + register) else { panic!("the device is there") };
-        let outside = &mut Reach { g: &self.w.g, vm: &vm, env: &mut self.w.hart, output: Output::Print };
-        vm.devices.lock().store(target, (offset, width), value, outside)
+        let outside = &mut Reach::new(&self.w.g, &vm, &mut self.w.hart, Output::Print);
+        vm.devices.store(target, (offset, width), value, outside)
     }
 
     fn write(&mut self, gpa: u64, bytes: &[u8]) {

@@ -137,8 +137,8 @@ impl Stage {
         let run = g.sched.take(0).expect("it is ready");
         let vm = run.vm.clone();
         for device in 1..=3 {
-            let mut devices = vm.devices.lock();
-            let mut outside = Reach { g: &g, vm: &vm, env: &mut hart, output: Output::Leave };
+            let devices = &vm.devices;
+            let mut outside = Reach::new(&g, &vm, &mut hart, Output::Leave);
             // A driver sets it up, with its first queue.
             for (offset, value) in [
                 (0x070, 3),
@@ -217,23 +217,22 @@ fn go_on(u: &mut Unstructured<'_>, Stage { g, hart, state }: &mut Stage) -> Resu
 /// Actions of drivers and of the world.
 fn act(u: &mut Unstructured<'_>, g: &Gnomon, hart: &mut Hart, vm: &hypervisor::vm::Vm) -> Result<()> {
     for _ in 0..u.int_in_range(0..=12)? {
-        let count = vm.devices.lock().iter().map(Device::source).count();
+        let count = vm.devices.all().iter().map(Device::source).count();
         let at = u.int_in_range(0..=count)?;
         let target = if at == count { Target::Plic } else { Target::Device(at) };
         let offset = if target == Target::Plic { u.int_in_range(0..=0x20_4000)? } else { u.int_in_range(0..=0x120)? };
         let (width, value) = (*u.choose(&[1, 2, 4, 4, 4])?, u.arbitrary()?);
-        let mut devices = vm.devices.lock();
+        let devices = &vm.devices;
         let bytes = if target == Target::Device(0) { 8 } else { 0x200 };
         if target != Target::Plic && offset + u64::from(width) > bytes {
             continue;
         }
-        let mut outside = Reach { g, vm, env: hart, output: Output::Leave };
+        let mut outside = Reach::new(g, vm, hart, Output::Leave);
         if u.arbitrary()? {
             let _ = devices.load(target, offset, width, &mut outside);
         } else {
             let _ = devices.store(target, (offset, width), value, &mut outside);
         }
-        drop(devices);
         if u.ratio(1, 4)? {
             hart.time += u.int_in_range(0..=10_000)?;
             serial::go_on(g, u64::MAX, hart);

@@ -30,8 +30,8 @@ fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
 
 fn get(w: &mut World, register: u64) -> u64 {
     let (target, vm) = (target(w), w.run.vm.clone());
-    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
-    let Answer::Done(value) = vm.devices.lock().load(target, register, 4, outside) else { panic!("{register:#x}") };
+    let outside = &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Print);
+    let Answer::Done(value) = vm.devices.load(target, register, 4, outside) else { panic!("{register:#x}") };
     value
 }
 

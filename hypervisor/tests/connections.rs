@@ -58,7 +58,7 @@ fn a_guest_and_a_program_of_the_host_speak_with_each_other() {
         let heard = exchange(&mut w, said(1, 0, b"hello", 0));
         assert_eq!(heard, Heard { taken: 5, waiting: 1, is_open: true, ..Heard::default() }, "{mmu}");
         assert_eq!(&read::<4>(&mut w, DATA + 14), b"hell", "{mmu}: across pages");
-        assert!(w.run.vm.devices.lock().plic.is_high(SOURCE), "{mmu}: the guest is interrupted");
+        assert!(w.run.vm.devices.plic.lock().is_high(SOURCE), "{mmu}: the guest is interrupted");
         write(&mut w, DATA, b"answer");
         offer(&mut w, (DEVICE, OUT), 0, &[(DATA, 6, 0)]);
         assert_eq!(exchange(&mut w, said(1, 5, b"", 0)).bytes.0, b"answer", "{mmu}");
@@ -130,7 +130,7 @@ fn where_there_are_ports_only_what_is_typed_is_the_uarts() {
     offer(&mut w, (DEVICE, 0), 0, &[(DATA, 8, 2)]);
     let vm = w.run.vm.clone();
     assert_eq!(type_in(&w.g, &vm, b"typed", &mut w.hart), 5);
-    assert!(vm.devices.lock().uart.received().eq(b"typed".iter().copied()));
+    assert!(vm.devices.uart.lock().received().eq(b"typed".iter().copied()));
     assert_eq!(read::<2>(&mut w, rings(0)[2] + 2), [0, 0]);
     printed();
 }

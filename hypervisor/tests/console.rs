@@ -4,8 +4,9 @@ use crate::fake::driver::{self, USED, ask_by, counters, read, write};
 use crate::fake::{World, depart, park, printed, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::device::virtio::{Console, Mmio};
-use hypervisor::io::serial::{go_on, type_in};
+use hypervisor::io::serial::{Output, Reach, go_on, type_in};
 use hypervisor::vm::Departure;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const DEVICE: u64 = 0x1000_f000;
@@ -40,14 +41,16 @@ fn what_is_sent_is_printed_and_what_is_typed_comes() {
         let said = printed();
         assert!(said.contains("a line of its own"), "{mmu}: {said}");
         assert_eq!(read::<2>(&mut w, USED + 2), [1, 0], "{mmu}");
-        assert!(w.run.vm.devices.lock().find::<Mmio<Console>>().is_some_and(|console| console.counts().1 == 0));
+        let vm = Arc::clone(&w.run.vm);
+        let board = &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Leave);
+        assert_eq!(vm.devices.with(board, |console: &mut Mmio<Console>, _| console.counts().1), Some(0));
         write(&mut w, DATA, &[0xee; 8]);
         listen(&mut w, &[(DATA, 6, 2)]);
         assert_eq!(data(&mut w), [0xee; 8], "{mmu}: nobody has typed");
         let vm = w.run.vm.clone();
         assert_eq!(type_in(&w.g, &vm, b"typed!!", &mut w.hart), 7);
         assert_eq!(&data(&mut w), b"typed!\xee\xee", "{mmu}");
-        assert!(vm.devices.lock().plic.is_high(SOURCE), "{mmu}: the guest is interrupted");
+        assert!(vm.devices.plic.lock().is_high(SOURCE), "{mmu}: the guest is interrupted");
         // What there was no room for comes with the next buffer.
         listen(&mut w, &[(DATA, 6, 2)]);
         assert_eq!(&data(&mut w), b"!yped!\xee\xee", "{mmu}");
@@ -68,7 +71,7 @@ fn before_there_is_a_driver_and_when_the_vm_has_started_over_the_uart_has_what_i
     write(&mut w, DATA, &[7; 8]);
     assert_eq!(type_in(&w.g, &vm, b"firmware", &mut w.hart), 8);
     assert_eq!(data(&mut w), [7; 8], "a buffer of an earlier life");
-    assert!(vm.devices.lock().uart.received().eq(b"firmware".iter().copied()));
+    assert!(vm.devices.uart.lock().received().eq(b"firmware".iter().copied()));
     // The driver that comes then has it.
     listen(&mut w, &[(DATA, 8, 2)]);
     assert_eq!(&data(&mut w), b"firmware");
@@ -80,7 +83,7 @@ fn whoever_types_waits_while_nobody_reads() {
     let mut w = world(MmuMode::Lazy);
     let vm = w.run.vm.clone();
     let room = type_in(&w.g, &vm, &[b'x'; 1 << 16], &mut w.hart);
-    assert!(room < 1 << 16 && !vm.devices.lock().uart.has_room());
+    assert!(room < 1 << 16 && !vm.devices.uart.lock().has_room());
     w.g.console.hold_input();
     listen(&mut w, &[(DATA, 8, 2)]);
     assert_eq!(data(&mut w), [b'x'; 8]);

@@ -324,9 +324,9 @@ fn a_console_is_read_and_typed_on() {
             count => typed += count,
         }
     }
-    assert_eq!(vm.devices.lock().uart.received().filter(|byte| *byte == b'k').count(), typed);
-    assert!(typed >= MOST_TYPED && !vm.devices.lock().uart.has_room());
-    vm.devices.lock().uart.drop_received(3);
+    assert_eq!(vm.devices.uart.lock().received().filter(|byte| *byte == b'k').count(), typed);
+    assert!(typed >= MOST_TYPED && !vm.devices.uart.lock().has_room());
+    vm.devices.uart.lock().drop_received(3);
     assert_eq!((type_in(&g, &mut hart), type_in(&g, &mut hart)), (3, 0));
     // Its last words, and then no more typing.
     let before = output(&g, &mut hart, Some(u64::MAX)).0;

@@ -48,7 +48,7 @@ fn what_is_written_is_there_and_what_is_read_comes_by_itself() {
         interrupt(&mut w);
         assert_eq!((read::<1>(&mut w, STATUS), read::<2>(&mut w, USED + 2)), ([0], [1, 0]), "{mmu}");
         assert!(platters(DISK).lock().unwrap().sectors[3 * 512..][..8192] == content, "{mmu}");
-        assert!(w.run.vm.devices.lock().plic.is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
+        assert!(w.run.vm.devices.plic.lock().is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
         ask(&mut w, 0);
         interrupt(&mut w);
         assert!(read::<8192>(&mut w, DATA) == *content, "{mmu}");

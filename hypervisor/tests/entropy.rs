@@ -37,7 +37,7 @@ fn bytes_come_by_themselves_and_those_of_an_earlier_life_do_not() {
         let mut expected = [1; 33];
         expected[32] = 0xee;
         assert_eq!(data(&mut w), expected, "{mmu}");
-        assert!(w.run.vm.devices.lock().plic.is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
+        assert!(w.run.vm.devices.plic.lock().is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
         // It starts over in between.
         ask(&mut w);
         let vm = w.run.vm.clone();

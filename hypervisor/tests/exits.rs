@@ -3,11 +3,11 @@
 use crate::fake::{self, Event, MEMORY, World, printed, world};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE};
 use abi::record::EndReason;
-use hypervisor::device::Target;
 use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::watch;
+use hypervisor::io::serial::{Output, Reach};
 use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::{Brief, Outcome};
 use hypervisor::vm::vcpu::VsTrapRegs;
@@ -236,11 +236,11 @@ fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
     ] {
         assert_eq!(w.brief(other), Brief::NO, "{other:?}");
     }
-    // Somebody else has the devices: this hart does not wait.
+    // Another hart has the UART: this hart does not wait.
     let vm = w.run.vm.clone();
-    let devices = vm.devices.lock();
+    let uart = vm.devices.uart.lock();
     assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::NO);
-    drop(devices);
+    drop(uart);
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
     hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AAAA"));
@@ -276,7 +276,7 @@ fn an_access_that_begins_or_ends_elsewhere_is_refused() {
     w.run.context.pc = GUEST_ENTRY;
     let outcome = w.exit(STORE, after, after, 0x00b0_3023);
     trapped(&w, outcome, Exception::StoreAccess, after, GUEST_ENTRY);
-    assert_eq!(w.run.vm.devices.lock().uart.sending(), b"");
+    assert_eq!(w.run.vm.devices.uart.lock().sending(), b"");
 }
 
 #[test]
@@ -300,9 +300,10 @@ fn uart_input_reaches_the_guest_through_the_plic() {
     w.run.context.x[11] = 1;
     assert_eq!(w.exit(STORE, UART + 1, UART + 1, 0x00b0_0023), Outcome::Resume); // sb: receive interrupt on
     let vm = w.run.vm.clone();
-    let mut devices = vm.devices.lock();
-    devices.uart.receive(b'k');
-    hypervisor::io::lines::settle(&w.g, &vm, (devices, Target::Device(0)), &mut w.hart);
+    let mut uart = vm.devices.uart.lock();
+    uart.receive(b'k');
+    vm.devices.pass_uart(&mut uart, &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Leave));
+    drop(uart);
     assert!(w.run.shared.external.load(Ordering::SeqCst));
     let claim = PLIC + 0x20_1004;
     assert_eq!(w.exit(LOAD, claim, claim, LW), Outcome::Resume);

@@ -59,8 +59,8 @@ impl Pair {
     fn set(&mut self, at: usize, register: u64, value: u64) {
         let vm = &self.vms[at];
         let (target, offset, _) = vm.device_at(DEVICE + register).expect("it is there");
-        let outside = &mut Reach { g: &self.g, vm, env: &mut self.hart, output: Output::Print };
-        let answer = vm.devices.lock().store(target, (offset, 4), value, outside);
+        let outside = &mut Reach::new(&self.g, vm, &mut self.hart, Output::Print);
+        let answer = vm.devices.store(target, (offset, 4), value, outside);
         assert_eq!(answer, Answer::Done(()));
         serial::deliver(&self.g, &mut self.hart);
     }
@@ -125,7 +125,7 @@ fn a_frame_goes_from_memory_to_memory_and_interrupts() {
         assert_eq!(pair.read::<8>(1, ring(RECEIVE) + 0xa00), [0, 0, 1, 0, 0, 0, 0, 0], "{mmu}");
         let frame = pair.read::<424>(1, buffer(RECEIVE));
         assert_eq!((&frame[HEADER..HEADER + 6], frame[24..] == [7; 400]), (&mac(2).0[..], true), "{mmu}");
-        assert!(pair.vms[1].devices.lock().plic.is_high(SOURCE), "{mmu}: the guest is interrupted");
+        assert!(pair.vms[1].devices.plic.lock().is_high(SOURCE), "{mmu}: the guest is interrupted");
         pair.offer(0, RECEIVE, 2048, 1);
         pair.send(1, 9, 1);
         assert_eq!(pair.read::<1>(0, buffer(RECEIVE) + 24), [9], "{mmu}");

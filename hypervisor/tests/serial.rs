@@ -27,13 +27,13 @@ fn input_waits_for_the_guest_and_none_is_lost() {
         let mut bytes = vec![0; count as usize];
         fake::read(&w.g, &w.run.vm, rv::Addr::new(buffer), &mut bytes, &mut w.hart).expect("it is RAM");
         read.extend(bytes);
-        let mut devices = w.run.vm.devices.lock();
+        let mut uart = w.run.vm.devices.uart.lock();
         for _ in 0..50 {
-            if devices.uart.read(5) & 1 != 0 {
-                read.push(devices.uart.read(0));
+            if uart.read(5) & 1 != 0 {
+                read.push(uart.read(0));
             }
         }
-        serial::input_taken(&w.g, &w.run.vm, devices, &mut w.hart);
+        serial::input_taken(&w.g, &w.run.vm, uart, &mut w.hart);
         assert!(LISTENS.get().input, "there is room: the port interrupts again");
     }
     assert_eq!(read, typed);

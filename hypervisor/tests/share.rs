@@ -47,7 +47,7 @@ fn an_answer_comes_by_itself() {
         interrupt(&mut w);
         assert_eq!(read::<8>(&mut w, ANSWER), [7, 0, 0, 0, 121, 3, 0, 0xee], "{mmu}");
         assert_eq!(read::<2>(&mut w, USED + 2), [1, 0], "{mmu}");
-        assert!(w.run.vm.devices.lock().plic.is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
+        assert!(w.run.vm.devices.plic.lock().is_high(SOURCE as u32), "{mmu}: the guest is interrupted");
         let counts = counters(&w, ["share.messages", "share.bytes_out", "share.bytes_in", "share.malformed"]);
         assert_eq!(counts, [Some(1), Some(11), Some(7), Some(0)], "{mmu}");
     }

@@ -106,10 +106,8 @@ fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
     run.features.is_locked = true;
     run.root_cache = Some(Box::new(RootCache::new(Addr::new(GUEST_RAM_BASE + 0x3000), 4, false)));
     run.shared.posted.store(request::SOFTWARE, Ordering::SeqCst);
-    let mut devices = run.vm.devices.lock();
-    devices.uart.receive(b'x');
-    devices.plic.write(4 * 10, 3);
-    drop(devices);
+    run.vm.devices.uart.lock().receive(b'x');
+    run.vm.devices.plic.lock().write(4 * 10, 3);
     w.hart.time += 700;
     w
 }
@@ -277,16 +275,16 @@ fn a_snapshot_ends_by_whoever_lets_the_vm_go_on() {
 fn devices_of_a_vm_that_is_given_out_stand_still() {
     let (g, mut hart, taken, saving) = snapshot_of(busy(None, GuestTimer::Sstc));
     let vm = g.vms.numbered(0).expect("it is there");
-    vm.devices.lock().uart.write(0, b'!');
+    vm.devices.uart.lock().write(0, b'!');
     printed();
     serial::go_on(&g, 1, &mut hart);
-    assert_eq!((vm.devices.lock().uart.sending(), printed().as_str()), (&b"!"[..], ""));
+    assert_eq!((vm.devices.uart.lock().sending(), printed().as_str()), (&b"!"[..], ""));
     assert_eq!(take(&g, &mut hart, &saving), taken, "the same as before");
     hart.events.clear();
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::End(saving.id))), Answer::Done);
     assert!(hart.events.contains(&fake::Event::AttendSoon), "they are looked after then");
     serial::go_on(&g, 1, &mut hart);
-    assert_eq!(vm.devices.lock().uart.sending(), b"");
+    assert_eq!(vm.devices.uart.lock().sending(), b"");
 }
 
 /// Returns the message that refuses a VM that is to go on from a state that was changed.

@@ -3,7 +3,7 @@
 //! The device is asked for a *piece* at a time, each for one guest, which alone ever sees it. Guests that want one wait
 //! in the order in which they came, each for one at most: so a guest waits for at most one piece of each other guest.
 
-use crate::slots::Handle;
+use crate::backend::User;
 use crate::sync::Mutex;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -51,7 +51,7 @@ impl fmt::Debug for Piece {
 #[derive(Debug)]
 struct Member {
     id: u64,
-    user: Option<Handle>,
+    user: Option<User>,
     piece: Option<Piece>,
 }
 
@@ -83,7 +83,7 @@ impl Source {
     }
 
     /// Handles the device's interrupt. Returns the VM whose piece has come.
-    pub fn attend(&mut self) -> Option<Handle> {
+    pub fn attend(&mut self) -> Option<User> {
         self.device.acknowledge();
         let mut bytes = [0; PIECE];
         let count = self.device.take(&mut bytes)?.min(PIECE);
@@ -118,7 +118,7 @@ impl Place {
     }
 
     /// Sets the user.
-    pub fn set_user(&self, user: Handle) {
+    pub fn set_user(&self, user: User) {
         self.source.lock().member(self.id).into_iter().for_each(|member| member.user = Some(user));
     }
 

@@ -15,7 +15,7 @@
 //! VM, or its driver, starts over, all that was asked for before is forgotten: units come free as the device finishes
 //! with them, and nothing is asked for on behalf of the next life until it has finished with all.
 
-use crate::slots::Handle;
+use crate::backend::User;
 use crate::sync::Mutex;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -117,7 +117,7 @@ pub struct Port<D: HostDevice + ?Sized> {
     /// Most requests in flight.
     most_flying: usize,
     /// The VM that has the port.
-    user: Option<Handle>,
+    user: Option<User>,
     /// Counts how often its user has started over.
     life: u64,
     /// Free units, by bit.
@@ -142,14 +142,14 @@ impl<D: HostDevice + ?Sized> Port<D> {
         Self { device, most_flying, user: None, life: 0, free: u64::MAX, flying, landed, gathers: false }
     }
 
-    /// Sets the VM that has the port.
-    pub const fn set_user(&mut self, user: Handle) {
+    /// Sets the device that has the port.
+    pub const fn set_user(&mut self, user: User) {
         self.user = Some(user);
     }
 
-    /// Returns the VM that has the port.
+    /// Returns the device that has the port.
     #[must_use]
-    pub const fn user(&self) -> Option<Handle> {
+    pub const fn user(&self) -> Option<User> {
         self.user
     }
 

@@ -110,7 +110,7 @@ impl Gnomon {
         counters.extend(g_stage(&space));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         {
-            let devices = vm.devices.lock();
+            let devices = vm.devices.all();
             let mut add = |name, count| *counters.entry(name).or_default() += count;
             devices.iter().for_each(|device| device.counters(&mut add));
         }

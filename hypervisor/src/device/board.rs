@@ -256,7 +256,7 @@ mod tests {
 
     fn tree(config: &VmConfig) -> Vec<u8> {
         let devices = Devices::new(config, &offer());
-        device_tree(config, &offer(), &offer().isa, devices.iter())
+        device_tree(config, &offer(), &offer().isa, devices.all().iter())
     }
 
     #[test]
@@ -309,7 +309,7 @@ mod tests {
         let offer = Offer { clock: None, ..offer() };
         let config = config(1);
         let devices = Devices::new(&config, &offer);
-        let tree = device_tree(&config, &offer, &offer.isa, devices.iter());
+        let tree = device_tree(&config, &offer, &offer.isa, devices.all().iter());
         assert_eq!(Machine::parse(&tree).unwrap().rtc, None);
     }
 }

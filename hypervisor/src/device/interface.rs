@@ -1,6 +1,6 @@
 //! The interfaces between a device and the board, and between a device and the outside.
 
-use crate::slots::Handle;
+use crate::backend::User;
 use abi::snapshot::device::DeviceState;
 use alloc::vec::Vec;
 use core::any::Any;
@@ -67,8 +67,8 @@ pub trait Device: Any + Debug + Send {
     fn moment(&mut self, outside: &mut dyn Outside);
     /// Resets the device: the machine starts over.
     fn reset(&mut self);
-    /// Attaches the device to its VM, which has a slot: devices of the host report to that VM from now on.
-    fn attach(&mut self, _vm: Handle) {}
+    /// Attaches the device to its VM, which has a slot, under its number: devices of the host report to it from now on.
+    fn attach(&mut self, _user: User) {}
     /// Reports each of its counters by its name in `docs/counters.md`. Counters of the same name are added up.
     fn counters(&self, _report: &mut dyn FnMut(&'static str, u64)) {}
     /// Saves all that it needs to go on elsewhere as if nothing had been.

@@ -15,7 +15,7 @@ mod twins;
 pub mod uart;
 pub mod virtio;
 
-pub use devices::{Devices, Target};
+pub use devices::{Board, Devices, Target};
 pub use interface::{Answer, Device, GuestMemory, Outside, Place, Unreached, Unsaved, Wild};
 pub use kinds::KINDS;
 pub use plic::Plic;

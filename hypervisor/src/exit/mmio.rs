@@ -6,7 +6,6 @@ use crate::device::Target;
 use crate::device::{Answer, uart};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::io::lines;
 use crate::io::serial;
 use crate::io::serial::{Output, Reach};
 use crate::vm::outcome::{Brief, Known, Outcome};
@@ -73,7 +72,7 @@ fn count_by_way(run: &VcpuRun) {
 #[inline(always)]
 fn send(run: &mut VcpuRun, (rs, length): (u8, u8)) -> bool {
     let byte = run.context.x[usize::from(rs)] as u8;
-    if !run.vm.devices.try_lock().is_some_and(|mut devices| devices.uart.take(byte)) {
+    if !run.vm.devices.uart.try_lock().is_some_and(|mut uart| uart.take(byte)) {
         return false;
     }
     let counters = &run.shared.counters;
@@ -156,10 +155,9 @@ fn perform<E: Env>(
 ) -> Outcome {
     count(run, target);
     let VcpuRun { vm, context, shared, .. } = &mut *run;
-    let mut devices = vm.devices.lock();
-    let outside = &mut Reach { g, vm, env, output: Output::Print };
+    let board = &mut Reach { vcpu: Some(shared.id), ..Reach::new(g, vm, env, Output::Print) };
     let answer = match insn.op {
-        MemOp::Load { rd, width, .. } => match devices.load(target, offset, width, outside) {
+        MemOp::Load { rd, width, .. } => match vm.devices.load(target, offset, width, board) {
             Answer::Done(value) => {
                 context.set(rd, insn.op.extend(value));
                 Answer::Done(())
@@ -168,11 +166,10 @@ fn perform<E: Env>(
             Answer::Again => Answer::Again,
             Answer::Refused => Answer::Refused,
         },
-        MemOp::Store { rs, width } => devices.store(target, (offset, width), context.x[usize::from(rs)], outside),
+        MemOp::Store { rs, width } => vm.devices.store(target, (offset, width), context.x[usize::from(rs)], board),
     };
     match answer {
         Answer::Done(()) => {
-            lines::settle(g, vm, (devices, target), env);
             shared.counters.faults_mmio.bump();
             context.skip(insn.length.into());
             if may_send(target) {
@@ -181,18 +178,12 @@ fn perform<E: Env>(
             Outcome::Resume
         }
         Answer::Again => {
-            lines::settle(g, vm, (devices, target), env);
             shared.counters.faults_mmio.bump();
             serial::deliver(g, env);
             Outcome::Resume
         }
-        Answer::Later => {
-            // Before the lock is let go: only then can the device wake it.
-            vm.hold(shared.id);
-            Outcome::Later
-        }
+        Answer::Later => Outcome::Later,
         Answer::Refused => {
-            drop(devices);
             let access = if matches!(insn.op, MemOp::Store { .. }) { Access::Store } else { Access::Load };
             deny(run, access, env)
         }

@@ -2,20 +2,18 @@
 
 use crate::backend::console::{Command, Left};
 use crate::backend::disks::Port;
-use crate::backend::shares;
+use crate::backend::{User, shares};
 use crate::device::Outside;
+use crate::device::devices::Seat;
 use crate::device::virtio::wire::net::RECEIVE;
-use crate::device::virtio::{Console, Mmio, Net};
-use crate::device::{Devices, Target};
+use crate::device::virtio::{Mmio, Net};
+use crate::device::{Board, Plic, Uart};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
-use crate::slots::Handle;
 use crate::sync::{Mutex, MutexGuard};
 use crate::vm::Vm;
 use core::sync::atomic::Ordering;
-
-const UART: Target = Target::Device(0);
 
 /// Prints output of a guest; returns how many bytes were taken. The others are to be offered again.
 pub fn print<E: Env>(g: &Gnomon, guest: usize, bytes: &[u8], env: &mut E) -> usize {
@@ -34,8 +32,8 @@ pub fn attend_disk<E: Env>(g: &Gnomon, port: &Mutex<Port>, env: &mut E) {
     };
     if is_now {
         resume(g, user, env);
-    } else if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
-        Reach { g, vm: &vm, env, output: Output::Leave }.soon();
+    } else if let Some((user, vm)) = user.and_then(|user| Some((user, g.vms.get(user.vm)?))) {
+        Reach { device: user.device, ..Reach::new(g, &vm, env, Output::Leave) }.soon();
     }
 }
 
@@ -55,10 +53,11 @@ pub fn attend_entropy<E: Env>(g: &Gnomon, env: &mut E) {
     resume(g, user, env);
 }
 
-/// Continues a VM with the finished work of a host's device, if the VM still exists.
-fn resume<E: Env>(g: &Gnomon, user: Option<Handle>, env: &mut E) {
-    if let Some(vm) = user.and_then(|user| g.vms.get(user)) {
-        give_moment(g, &vm, env);
+/// Continues a VM's device with the finished work of a host's device, if the VM still exists.
+fn resume<E: Env>(g: &Gnomon, user: Option<User>, env: &mut E) {
+    if let Some((user, vm)) = user.and_then(|user| Some((user, g.vms.get(user.vm)?))) {
+        vm.devices.ask(user.device);
+        give_moments(g, &vm, env);
         deliver(g, env);
     }
 }
@@ -91,15 +90,14 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
     {
         match g.vms.get(user) {
             Some(vm) => {
-                let mut devices = vm.devices.lock();
-                // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
-                if let Some(net) = devices.find_mut::<Mmio<Net>>()
-                    && !vm.is_frozen.load(Ordering::SeqCst)
-                {
-                    // What it sends is its own hart's to do.
-                    net.moment_of(RECEIVE, &mut Reach { g, vm: &vm, env, output: Output::Leave });
-                }
-                lines::settle_all(g, &vm, devices, env);
+                let receive = |net: &mut Mmio<Net>, board: &mut dyn Board| {
+                    // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
+                    if !vm.is_frozen.load(Ordering::SeqCst) {
+                        // What it sends is its own hart's to do.
+                        net.moment_of(RECEIVE, board);
+                    }
+                };
+                vm.devices.with(&mut Reach::new(g, &vm, env, Output::Leave), receive);
             }
             None => network.forget(user),
         }
@@ -113,10 +111,10 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
 
 /// Prints bytes after the rest of the output of the guest's UART; prints nothing if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
-    if vm.has_moment.load(Ordering::SeqCst) {
-        give_moment(g, vm, env);
+    if vm.devices.is_asked() {
+        give_moments(g, vm, env);
         deliver(g, env);
-        if vm.has_moment.load(Ordering::SeqCst) {
+        if vm.devices.is_asked() {
             let _ = g.console.print();
             return 0;
         }
@@ -124,16 +122,10 @@ pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) ->
     print(g, vm.slot(), bytes, env)
 }
 
-/// Gives a guest's devices their moment, the UART among them: what that has to send is left with the console.
-fn give_moment<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
-    let mut devices = vm.devices.lock();
-    if vm.is_frozen.load(Ordering::SeqCst) {
-        // Whoever lets it go looks after them.
-        return;
-    }
-    vm.has_moment.store(false, Ordering::SeqCst);
-    devices.moment(&mut Reach { g, vm, env, output: Output::Leave });
-    lines::settle_all(g, vm, devices, env);
+/// Gives a moment to those devices of a guest that are to get one: what the UART has to send is left with the console.
+fn give_moments<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    // While a VM is frozen its devices stand still; when it is let go they have their moment.
+    vm.devices.moments(|| !vm.is_frozen.load(Ordering::SeqCst), &mut Reach::new(g, vm, env, Output::Leave));
 }
 
 /// The access of a guest's devices to the outside, from this hart.
@@ -146,6 +138,31 @@ pub struct Reach<'a, E> {
     pub env: &'a mut E,
     /// The handling of output.
     pub output: Output,
+    /// The number of the device whose outside it is.
+    pub device: usize,
+    /// The vCPU whose access it is, if it is one's.
+    pub vcpu: Option<u32>,
+}
+
+impl<'a, E> Reach<'a, E> {
+    /// Makes the outside of the UART, for what is no vCPU's access.
+    pub const fn new(g: &'a Gnomon, vm: &'a Vm, env: &'a mut E, output: Output) -> Self {
+        Self { g, vm, env, output, device: 0, vcpu: None }
+    }
+}
+
+impl<E: Env> Board for Reach<'_, E> {
+    fn serve(&mut self, device: usize) {
+        self.device = device;
+    }
+
+    fn update(&mut self, plic: MutexGuard<'_, Plic>) {
+        lines::update(self.g, self.vm, plic, self.env);
+    }
+
+    fn hold(&mut self) {
+        self.vcpu.into_iter().for_each(|vcpu| self.vm.hold(vcpu));
+    }
 }
 
 /// The handling of output.
@@ -174,9 +191,7 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 
     fn soon(&mut self) {
-        // Whoever has said so sees to it. Mostly somebody has: only then is a look enough.
-        let has_moment = &self.vm.has_moment;
-        if !has_moment.load(Ordering::SeqCst) && !has_moment.swap(true, Ordering::SeqCst) {
+        if self.vm.devices.ask(self.device) {
             self.env.attend_soon(Some(self.vm.slot()));
         }
     }
@@ -188,6 +203,7 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 
     fn at(&mut self, time: u64) {
+        self.vm.devices.ask_later(self.device);
         self.env.attend_at(time, self.vm.slot());
     }
 
@@ -205,10 +221,10 @@ impl<E: Env> Outside for Reach<'_, E> {
 
 /// Ends the guest's output in this life: the bytes that its UART still has to send join the rest.
 pub fn last_words(g: &Gnomon, vm: &Vm) {
-    let mut devices = vm.devices.lock();
-    g.console.append(vm.slot(), devices.uart.sending());
-    let count = devices.uart.sending().len();
-    devices.uart.sent(count);
+    let mut uart = vm.devices.uart.lock();
+    g.console.append(vm.slot(), uart.sending());
+    let count = uart.sending().len();
+    uart.sent(count);
 }
 
 /// Continues with output that is left, with frames that wait, and with the devices of `guests` (by bit), which this
@@ -227,7 +243,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     for _ in 0..AT_ONCE {
         // Whoever had the slot may be gone. To whoever has it now, it does no harm.
         if let Some(vm) = next().and_then(|slot| g.vms.at(slot)) {
-            give_moment(g, &vm, env);
+            give_moments(g, &vm, env);
         }
     }
     while let Some(slot) = next() {
@@ -256,9 +272,8 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
         match g.console.key(byte) {
             Some(Command::Input(guest, byte)) => {
                 let Some(vm) = g.vms.get(guest) else { continue };
-                let mut devices = vm.devices.lock();
-                devices.uart.receive(byte);
-                pass_input(g, &vm, devices, env);
+                vm.devices.uart.lock().receive(byte);
+                pass_input(g, &vm, env);
             }
             Some(command) => return Some(command),
             None => {}
@@ -269,24 +284,28 @@ pub fn attend<E: Env>(g: &Gnomon, env: &mut E) -> Option<Command> {
 
 /// Types bytes on a guest's console, as many as it has room for; returns the number. Other input comes in between.
 pub fn type_in<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
-    let mut devices = vm.devices.lock();
     let mut taken = 0;
-    while taken < bytes.len() && devices.uart.has_room() {
-        devices.uart.receive(bytes[taken]);
-        taken += 1;
+    {
+        let mut uart = vm.devices.uart.lock();
+        while taken < bytes.len() && uart.has_room() {
+            uart.receive(bytes[taken]);
+            taken += 1;
+        }
     }
-    pass_input(g, vm, devices, env);
+    pass_input(g, vm, env);
     taken
 }
 
 /// Passes input on: it is in the UART, and a virtio console has it as soon as there is a buffer for it.
-fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>, env: &mut E) {
-    // Of one that is frozen nobody changes memory: whoever lets it go looks after this.
-    if devices.find::<Mmio<Console>>().is_none() || vm.is_frozen.load(Ordering::SeqCst) {
-        return lines::settle(g, vm, (devices, UART), env);
+fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
+    let board = &mut Reach::new(g, vm, env, Output::Leave);
+    if !vm.is_frozen.load(Ordering::SeqCst) {
+        vm.devices.pass_input(board);
+    } else {
+        // The memory of a frozen VM does not change: its devices have their moment when it is let go.
+        _ = vm.devices.ask(0);
     }
-    devices.pass_input(&mut Reach { g, vm, env, output: Output::Leave });
-    lines::settle_all(g, vm, devices, env);
+    vm.devices.pass_uart(&mut vm.devices.uart.lock(), board);
 }
 
 /// Returns whether there is room for the next byte. If not, input stays in the port, which passes that on to the
@@ -294,7 +313,7 @@ fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, mut devices: MutexGuard<'_, Devices>,
 fn has_taker(g: &Gnomon) -> bool {
     // Asked anew each time: somebody else may listen by now.
     let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));
-    let has_room = || listener().is_none_or(|vm| vm.devices.lock().uart.has_room());
+    let has_room = || listener().is_none_or(|vm| vm.devices.uart.lock().has_room());
     if has_room() {
         return true;
     }
@@ -308,9 +327,10 @@ fn has_taker(g: &Gnomon) -> bool {
 }
 
 /// Passes the UART's line on after input was taken from it; there may be room for more.
-pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, devices: MutexGuard<'_, Devices>, env: &mut E) {
-    let has_room = devices.uart.has_room();
-    lines::settle(g, vm, (devices, UART), env);
+pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, mut uart: MutexGuard<'_, Seat<Uart>>, env: &mut E) {
+    let has_room = uart.has_room();
+    vm.devices.pass_uart(&mut uart, &mut Reach::new(g, vm, env, Output::Leave));
+    drop(uart);
     if has_room {
         g.console.release_input();
     }

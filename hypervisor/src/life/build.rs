@@ -69,7 +69,7 @@ pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env:
     {
         // Whoever looks after its devices meanwhile, for a disk or for what others send, is not to find new memory and do there what the
         // driver of before has asked for.
-        let mut devices = vm.devices.lock();
+        let mut devices = vm.devices.all();
         devices.reset(vm.config.vcpus);
         *vm.memory.lock() = Some(memory);
     }

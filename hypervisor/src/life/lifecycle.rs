@@ -297,6 +297,7 @@ pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
     };
     if is_frozen {
         // Its devices may have something to do since.
+        vm.devices.ask_all();
         env.attend_soon(Some(vm.slot()));
     }
 }

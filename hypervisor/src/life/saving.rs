@@ -7,7 +7,6 @@
 //!  Save::End, or resume, or stop ──► no more of it can be asked for ◄───────────────────────────┘
 //! ```
 
-use crate::device::Devices;
 use crate::device::Unsaved;
 use crate::device::virtio::{Balloon, Mmio, Net, Rng};
 use crate::gnomon::Gnomon;
@@ -89,7 +88,7 @@ fn start<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<()> {
 fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
     let time = now.wrapping_sub(vm.time_zero.load(Ordering::Relaxed));
     let (told, plic, devices) = {
-        let devices = vm.devices.lock();
+        let devices = vm.devices.all();
         let mut placed = Vec::new();
         for device in devices.iter() {
             match device.save() {
@@ -98,14 +97,14 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
                 Err(Unsaved::Never(why)) => return refuse(why),
             }
         }
-        let told = told(g, vm, &devices, time);
+        let told = told(g, vm, time);
         let savings = vm.savings.lock();
         if !savings.is_on() {
             return refuse(NONE);
         }
         // No device of its does anything between the two.
         vm.is_frozen.store(true, Ordering::SeqCst);
-        (told, devices.plic.save(), placed)
+        (told, devices.plic().save(), placed)
     };
     let vcpus = g.vms.tenant(vm, |tenant| {
         let all = tenant.paused.iter().flatten().chain(tenant.parked.values());
@@ -127,7 +126,7 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
     Ok(save::Saving { id: saving.id, state_bytes, pages, was_running: saving.was_running })
 }
 
-fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
+fn told(g: &Gnomon, vm: &Vm, time: u64) -> Told {
     let (config, offer) = (&vm.config, &g.offer);
     let isa = vm.translation.isa(config, offer);
     Told {
@@ -140,11 +139,11 @@ fn told(g: &Gnomon, vm: &Vm, devices: &Devices, time: u64) -> Told {
         formats: offer.formats.iter().map(|format| format.mode).collect(),
         vlenb: offer.vlenb as u32,
         svadu: config.svadu,
-        has_balloon: devices.find::<Mmio<Balloon>>().is_some(),
+        has_balloon: vm.devices.has::<Mmio<Balloon>>(),
         disks: snapshot::disks(config, offer),
-        mac: config.mac.filter(|_| devices.find::<Mmio<Net>>().is_some()),
+        mac: config.mac.filter(|_| vm.devices.has::<Mmio<Net>>()),
         shares: config.shares.iter().map(|share| share.tag.clone()).collect(),
-        has_rng: devices.find::<Mmio<Rng>>().is_some(),
+        has_rng: vm.devices.has::<Mmio<Rng>>(),
         has_virtio_console: config.virtio_console,
         ports: config.ports.clone(),
     }

@@ -96,7 +96,7 @@ impl From<MmuMode> for Translation {
 #[must_use]
 pub fn device_tree(config: &VmConfig, offer: &Offer) -> Vec<u8> {
     let isa = Translation::from(offer.mode(config)).isa(config, offer);
-    board::device_tree(config, offer, &isa, Devices::new(config, offer).iter())
+    board::device_tree(config, offer, &isa, Devices::new(config, offer).all().iter())
 }
 
 /// A VM's memory.
@@ -150,11 +150,9 @@ pub struct Vm {
     /// fields that exits look at.
     pub past: Box<Mutex<Past>>,
     /// The devices.
-    pub devices: Mutex<Devices>,
+    pub devices: Devices,
     /// The places of the devices, in the order of their numbers.
     places: Vec<Place>,
-    /// A device, such as the UART with something to send, is to have its moment soon: some hart sees to that.
-    pub has_moment: AtomicBool,
     /// The vCPUs (by bit) whose last exit is to be made again when a device, or the console, can go on.
     pub held: AtomicU64,
     /// Its software events. No other lock is taken with this one.
@@ -256,7 +254,8 @@ impl Vm {
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
-        let mut devices = Devices::new(&config, offer);
+        let devices = Devices::new(&config, offer);
+        let places = devices.all().iter().map(Device::place).collect();
         devices.attach(handle);
         let translation = Translation::from(offer.mode(&config));
         Self {
@@ -264,9 +263,8 @@ impl Vm {
             memory: SharedLock::new(None, translation.sharers(&config)),
             translation,
             past: Box::default(),
-            places: devices.iter().map(Device::place).collect(),
-            devices: Mutex::new(devices),
-            has_moment: AtomicBool::new(false),
+            places,
+            devices,
             held: AtomicU64::new(0),
             events: Mutex::new(Events::new(config.vcpus)),
             vcpus,

@@ -25,8 +25,8 @@ pub fn world(config: VmConfig) -> World {
 pub fn set(w: &mut World, register: u64, value: u64) -> Answer<()> {
     let vm = w.run.vm.clone();
     let (target, offset, _) = vm.device_at(register).expect("it is there");
-    let outside = &mut Reach { g: &w.g, vm: &vm, env: &mut w.hart, output: Output::Print };
-    vm.devices.lock().store(target, (offset, 4), value, outside)
+    let outside = &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Print);
+    vm.devices.store(target, (offset, 4), value, outside)
 }
 
 /// Writes guest memory.

@@ -21,9 +21,9 @@ fn input_comes_whole_to_pages_that_go_and_come() {
         let waits = rig.guests[0].waits;
         for round in 0..60 {
             {
-                let mut devices = rig.guests[0].vm.devices.lock();
-                while devices.uart.has_room() && typed < 40 * (round + 1) {
-                    devices.uart.receive(byte(typed));
+                let mut uart = rig.guests[0].vm.devices.uart.lock();
+                while uart.has_room() && typed < 40 * (round + 1) {
+                    uart.receive(byte(typed));
                     typed += 1;
                 }
             }

@@ -2,8 +2,8 @@
 
 use super::queue::{Trouble, USUAL};
 use super::queues::Queues;
+use crate::backend::User;
 use crate::device::interface::{Outside, Unsaved, Wild};
-use crate::slots::Handle;
 use abi::snapshot::device::OwnState;
 use core::fmt::Debug;
 
@@ -84,7 +84,7 @@ pub trait Backend: Debug + Send + 'static {
         true
     }
     /// See [`Device::attach`](crate::device::Device::attach).
-    fn attach(&mut self, _vm: Handle) {}
+    fn attach(&mut self, _user: User) {}
     /// Reports its own counters, as [`Device::counters`](crate::device::Device::counters).
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64));
     /// Returns the state that the device needs to go on elsewhere, beside transport and queues.

@@ -26,11 +26,11 @@ use super::transport::Mmio;
 use super::wire::block::{
     HEADER, NAME, S_IOERR, S_OK, S_UNSUPP, T_DISCARD, T_FLUSH, T_GET_ID, T_IN, T_OUT, T_WRITE_ZEROES,
 };
+use crate::backend::User;
 use crate::backend::disks::{Asked, MOST_FLYING, NotBegun, Operation, Port, SECTOR, UNIT_BYTES, Units};
 use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::device::offer::Offer;
-use crate::slots::Handle;
 use crate::sync::Mutex;
 use abi::bundle::MAX_DISKS;
 use abi::bundle::VmConfig;
@@ -508,8 +508,8 @@ impl Backend for Block {
         self.stands_still()
     }
 
-    fn attach(&mut self, vm: Handle) {
-        self.port.lock().set_user(vm);
+    fn attach(&mut self, user: User) {
+        self.port.lock().set_user(user);
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {

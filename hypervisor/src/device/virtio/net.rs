@@ -13,12 +13,12 @@ use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
 use super::wire::net::{LINK_UP, MAC, RECEIVE, STATUS, TRANSMIT};
+use crate::backend::User;
 use crate::backend::network::frame::{Frame, HEADER, MOST};
 use crate::backend::network::{NotSent, Plug, SHARE};
 use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unreached, Unsaved, Wild};
 use crate::device::offer::Offer;
-use crate::slots::Handle;
 use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
@@ -344,8 +344,8 @@ impl Backend for Net {
         self.gathering = Gathering::default();
     }
 
-    fn attach(&mut self, vm: Handle) {
-        self.plug.set_user(vm);
+    fn attach(&mut self, user: User) {
+        self.plug.set_user(user.vm);
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {

@@ -8,11 +8,11 @@ use super::portion::{self, Budget, STEP, Stop, next_chain};
 use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
+use crate::backend::User;
 use crate::backend::entropy::{Piece, Place};
 use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::device::offer::Offer;
-use crate::slots::Handle;
 use abi::bundle::VmConfig;
 use abi::snapshot::device::OwnState;
 use alloc::boxed::Box;
@@ -131,8 +131,8 @@ impl Backend for Rng {
         self.filling = None;
     }
 
-    fn attach(&mut self, vm: Handle) {
-        self.place.set_user(vm);
+    fn attach(&mut self, user: User) {
+        self.place.set_user(user);
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {

@@ -17,11 +17,11 @@ use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::transport::Mmio;
 use super::wire::share::MOUNT_TAG;
+use crate::backend::User;
 use crate::backend::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::device::offer::Offer;
-use crate::slots::Handle;
 use crate::sync::Mutex;
 use abi::bundle::MAX_SHARES;
 use abi::bundle::VmConfig;
@@ -345,8 +345,8 @@ impl Backend for Share {
         self.files = 0;
     }
 
-    fn attach(&mut self, vm: Handle) {
-        self.port.lock().set_user(vm);
+    fn attach(&mut self, user: User) {
+        self.port.lock().set_user(user);
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {

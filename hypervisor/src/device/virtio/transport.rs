@@ -4,8 +4,8 @@ use super::backend::{Backend, Progress};
 use super::queue::{Agreed, Layout, Trouble};
 use super::queues::Queues;
 use super::wire::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
+use crate::backend::User;
 use crate::device::interface::{Answer, Device, Outside, Place, Unsaved, Wild};
-use crate::slots::Handle;
 use abi::snapshot::device::{DeviceState, VirtioState};
 use alloc::vec::Vec;
 use dtoolkit::model::DeviceTreeProperty;
@@ -426,8 +426,8 @@ impl<B: Backend> Device for Mmio<B> {
         self.start_over();
     }
 
-    fn attach(&mut self, vm: Handle) {
-        self.backend.attach(vm);
+    fn attach(&mut self, user: User) {
+        self.backend.attach(user);
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {

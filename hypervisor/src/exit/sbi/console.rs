@@ -78,8 +78,8 @@ fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, args: Args, env: &mut E) -> Answe
 /// hart may have taken a page away meanwhile. Returns the number of those bytes.
 fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env: &mut E) -> Result<usize, Unreachable> {
     let mut buffer = [0; CHUNK];
-    let mut devices = vm.devices.lock();
-    let received = buffer[..bytes].iter_mut().zip(devices.uart.received());
+    let mut uart = vm.devices.uart.lock();
+    let received = buffer[..bytes].iter_mut().zip(uart.received());
     let count = received.map(|(slot, byte)| *slot = byte).count();
     let (mut taken, mut result) = (0, Ok(()));
     for (at, part) in by_page(at, count) {
@@ -90,8 +90,8 @@ fn take_input<E: Env>(g: &Gnomon, vm: &Vm, (at, bytes): (Addr<Gpa>, usize), env:
         }
         taken = end;
     }
-    devices.uart.drop_received(taken);
-    serial::input_taken(g, vm, devices, env);
+    uart.drop_received(taken);
+    serial::input_taken(g, vm, uart, env);
     // What did not get there comes with the next call.
     if taken == 0 { result.map(|()| 0) } else { Ok(taken) }
 }

@@ -62,9 +62,9 @@ fn own<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args: Args, env:
         spec::LEGACY_SET_TIMER => set_timer(g, run, time::SET_TIMER, args[0], env),
         spec::LEGACY_CONSOLE_GETCHAR => {
             let vm = run.vm.clone();
-            let mut devices = vm.devices.lock();
-            let byte = devices.uart.take_received();
-            serial::input_taken(g, &vm, devices, env);
+            let mut uart = vm.devices.uart.lock();
+            let byte = uart.take_received();
+            serial::input_taken(g, &vm, uart, env);
             Ok(byte.map_or(NOTHING, u64::from))
         }
         spec::LEGACY_CLEAR_IPI => {

@@ -44,7 +44,7 @@ pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Re
         started
     });
     *vm.events.lock() = events;
-    let mut devices = vm.devices.lock();
+    let mut devices = vm.devices.all();
     if let Err(wild) = devices.restore(state) {
         devices.reset(vm.config.vcpus);
         drop(devices);
@@ -55,9 +55,9 @@ pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Re
     }
     let started = started.unwrap_or_default();
     started.iter().for_each(|run| run.shared.hsm.store(hsm::STARTED, Ordering::Release));
-    devices.pass_lines();
-    lines::update(g, vm, devices, env);
+    lines::update(g, vm, devices.into_plic(), env);
     // What they had begun, and what came for them meanwhile.
+    vm.devices.ask_all();
     env.attend_soon(Some(vm.slot()));
     Ok(started)
 }

@@ -34,8 +34,8 @@ impl Interrupts {
     /// The VM that the device works for now; `None` if it works for none, or for several.
     fn user(&self) -> Option<Handle> {
         match self {
-            Self::Disk(port) => port.lock().user(),
-            Self::Share(port) => port.lock().user(),
+            Self::Disk(port) => port.lock().user().map(|user| user.vm),
+            Self::Share(port) => port.lock().user().map(|user| user.vm),
             Self::Entropy | Self::Network | Self::Control | Self::Swap => None,
         }
     }

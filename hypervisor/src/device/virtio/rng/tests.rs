@@ -1,6 +1,7 @@
 //! The source of random bytes behind its transport, as drivers see it.
 
 use super::*;
+use crate::backend::User;
 use crate::backend::entropy::{HostEntropy, PIECE, Source};
 use crate::device::interface::tests::RAM;
 use crate::device::interface::{Answer, Device};
@@ -78,7 +79,7 @@ impl Rig {
     /// Makes another guest at the same source.
     fn beside(source: &Arc<Mutex<Source>>, model: &Arc<Mutex<Model>>, slot: usize) -> Self {
         let place = Place::at(source);
-        place.set_user(Handle { slot, number: 70 + slot as u64 });
+        place.set_user(User { vm: Handle { slot, number: 70 + slot as u64 }, device: 3 });
         let mut driver = Driver::new(Mmio::new(0x1000_e000, 16, Rng::new(place)), 0x4000);
         driver.world.ram.fill(0xee);
         let mut rig = Self { driver, source: Arc::clone(source), model: Arc::clone(model) };
@@ -106,7 +107,7 @@ impl Rig {
     fn come(&mut self, count: usize) -> Option<usize> {
         self.model.lock().come = Some(count);
         let user = self.source.lock().attend();
-        user.map(|user| user.slot)
+        user.map(|user| user.vm.slot)
     }
 
     /// Returns the number of buffers that have come back, and the number of bytes in the last one.
