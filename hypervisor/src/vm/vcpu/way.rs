@@ -1,9 +1,9 @@
 //! The way to the UART, as a TLB would know it.
 
+use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use mmu::Mapper;
 use rv::{Addr, Context, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 
