@@ -24,7 +24,6 @@ pub mod gstage;
 pub mod ids;
 pub mod mapper;
 pub mod shadow;
-pub mod sharers;
 pub mod stale;
 pub mod sync;
 pub mod table;

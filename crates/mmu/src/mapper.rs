@@ -41,7 +41,7 @@ pub enum Change {
 }
 
 /// A keeper of things that were made from guest memory. It is called with the memory's lock held exclusively.
-pub trait Mapper<In: Space = Gpa>: Send {
+pub trait Mapper<In: Space = Gpa>: Send + Sync {
     /// Lets go of what was made from these pages, before they are edited, as far as `budget` lets. Returns whether nothing is left. It is a
     /// favour to the vCPU that waits: what is left then, [`Mapper::changed`] has to end.
     fn let_go(&mut self, pages: &Range<u64>, loss: Loss, budget: &mut Budget, mem: &mut dyn PhysMem) -> bool {

@@ -47,9 +47,8 @@ impl Fence<Gpa> for NoTlb {
 
 /// Resolves a touch by the filler, if it can.
 fn fill(vm: &mut Vm, page: u64, access: Access) -> Option<(Addr<Hpa>, How)> {
-    let filler = vm.space.filler();
     let filled = with_ready(&vm.frames, &mut vm.mem, |ready, mem| {
-        filler.fill(Pfn::new(page).at(8), access, ready, &vm.frames, mem)
+        vm.space.fill(Pfn::new(page).at(8), access, ready, &vm.frames, mem)
     });
     match filled.expect("all that fails is for the lock") {
         Filled::Mapped { hpa, how } => Some((hpa, how)),
@@ -134,9 +133,8 @@ fn a_filler_that_comes_late_gives_its_frames_back() {
     assert!(fill(&mut vm, 0, Access::Store).is_some());
     let (usage, free) = (vm.frames.usage(VM), vm.frames.free_count());
     let leaf = (RAM + 77) << 10 | 0xdf;
-    let filler = vm.space.filler();
     let mut mem = Slow(&mut vm.mem, leaf);
-    let filled = filler.fill(Pfn::new(1).base(), Access::Store, &mut Ready::Nothing, &vm.frames, &mut mem);
+    let filled = vm.space.fill(Pfn::new(1).base(), Access::Store, &mut Ready::Nothing, &vm.frames, &mut mem);
     let there = Pfn::<Hpa>::new(RAM + 77).base();
     assert_eq!(filled, Ok(Filled::Mapped { hpa: there, how: How::Spurious }));
     assert_eq!((vm.frames.usage(VM), vm.frames.free_count(), vm.space.counters().anonymous_4k), (usage, free, 1));

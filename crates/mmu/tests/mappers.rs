@@ -95,8 +95,8 @@ impl<In: Space> World<In> {
     }
 
     fn fill(&mut self) {
-        let (filler, page) = (self.space.filler(), self.page());
-        let filled = filler.fill(page.base(), Access::Store, &mut Ready::Never, &self.frames, &mut self.mem);
+        let page = self.page();
+        let filled = self.space.fill(page.base(), Access::Store, &mut Ready::Never, &self.frames, &mut self.mem);
         if let Ok(Filled::Mapped { .. }) = filled {
             assert!(self.space.region_of(page).is_some_and(|region| region.prot.contains(Prot::W)));
         }
@@ -106,7 +106,6 @@ impl<In: Space> World<In> {
     fn change_regions(&mut self) {
         let piece = self.pick(PIECES);
         let (start, generation) = (Pfn::new(piece * PIECE), self.space.generation());
-        let filler = self.space.filler();
         if let Some(region) = self.space.remove_region(start) {
             let is_used = (0..PIECE).any(|n| self.space.look(start.add(n), &self.mem).0 != Sight::Nothing)
                 || self.out.range(start.raw()..start.raw() + PIECE).next().is_some();
@@ -125,7 +124,6 @@ impl<In: Space> World<In> {
             self.space.add_region(region, &self.mem).expect("nothing is there");
         }
         assert_eq!(self.space.generation(), generation + 1);
-        assert!(!filler.is_current(), "what it knows is out of date");
     }
 
     /// A page becomes idle, and may go, with or without contents.

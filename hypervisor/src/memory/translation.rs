@@ -198,7 +198,7 @@ impl Translation {
 
     /// Forgets everything of the life of a vCPU that is about to be parked.
     pub fn forget(self, run: &mut VcpuRun) {
-        run.filler = None;
+        run.g_root = None;
         match self {
             TwoStage => {}
             Shadow(_) => {

@@ -54,12 +54,11 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E
 
 /// Puts a vCPU on this hart.
 pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
-    if run.filler.is_none() {
-        run.filler = run.vm.memory.lock().as_mut().map(|memory| memory.space.filler());
+    if run.g_root.is_none() {
+        run.g_root = run.vm.memory.lock().as_ref().map(|memory| memory.space.root());
     }
     // A VM loses its tables only when all its vCPUs are parked; Bare would be all of memory.
-    let Some(filler) = &run.filler else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };
-    let table = filler.root();
+    let Some(table) = run.g_root else { unreachable!("{} has no memory, but a vCPU to run", run.vm.config.name) };
     env.load_two_stage(run, table);
 }
 
@@ -95,21 +94,19 @@ pub(crate) fn touch<E: Env>(
     (gpa, access): (Addr<Gpa>, Access),
     env: &mut E,
 ) -> Option<Result<Addr<Hpa>, Unreachable>> {
-    let VcpuRun { shared, vm, filler: Some(filler), ready, .. } = run else { return None };
+    let VcpuRun { vm, ready, .. } = run;
     let frames = &g.harts[env.hart()].frames;
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
-        let Some(shared) = vm.memory.share(shared.id) else { return Ok(Filled::Elsewhere) };
-        let filled = filler.fill(gpa, access, ready, frames, mem);
+        let shared = vm.memory.share();
+        let Some(Memory { space, .. }) = shared.as_deref().and_then(Option::as_ref) else {
+            return Ok(Filled::Elsewhere);
+        };
+        let filled = space.fill(gpa, access, ready, frames, mem);
         drop(shared);
         filled.map_err(|why| g.unresolved(why, env))
     });
     match done {
-        Ok(Some(Filled::Elsewhere)) => {
-            if !filler.is_current() {
-                run.filler = vm.memory.lock().as_mut().map(|memory| memory.space.filler());
-            }
-            None
-        }
+        Ok(Some(Filled::Elsewhere)) => None,
         Ok(Some(Filled::Mapped { hpa, how })) => {
             forget_older(g, vm, (gpa, access), how, env);
             look(g, env);

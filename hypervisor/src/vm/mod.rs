@@ -69,16 +69,6 @@ pub enum Translation {
     Adaptive,
 }
 
-impl Translation {
-    /// Returns the number of vCPUs that share the lock of their VM's memory: those that may run behind a G-stage table.
-    const fn sharers(self, config: &VmConfig) -> usize {
-        match self {
-            Translation::TwoStage | Translation::Adaptive => config.vcpus as usize,
-            Translation::Shadow(_) => 0,
-        }
-    }
-}
-
 impl From<MmuMode> for Translation {
     fn from(mode: MmuMode) -> Self {
         match mode {
@@ -260,7 +250,7 @@ impl Vm {
         let translation = Translation::from(offer.mode(&config));
         Self {
             handle,
-            memory: SharedLock::new(None, translation.sharers(&config)),
+            memory: SharedLock::new(None),
             translation,
             past: Box::default(),
             places,

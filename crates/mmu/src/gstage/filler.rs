@@ -1,8 +1,8 @@
 //! The filler: resolves first touches of several harts at once.
 //!
 //! A fault is the filler's if it is a first touch of anonymous memory, or if another hart has resolved it already. Such a fault writes at most one linked
-//! entry, from 0 to a leaf or to a table that holds the leaf, by compare-and-exchange. It reads nothing of the address space that ever changes. So any
-//! number of harts may fill one table at once, each with a *share* of the lock that guards the [`AddressSpace`] ([`crate::sharers`]).
+//! entry, from 0 to a leaf or to a table that holds the leaf, by compare-and-exchange. So any
+//! number of harts may fill one table at once, each with a *share* of the lock that guards the [`AddressSpace`]: a readers-writer lock.
 //! All other faults and all removals need the lock exclusively: while a filler walks the table, no table page is freed and no leaf changes.
 //!
 //! Frames are allocated and cleared before the exchange. If the exchange fails, they are freed and the walk starts anew.
@@ -12,7 +12,7 @@ use super::mega::{NoMega, mega_in, take_mega};
 use super::policy::Superpages;
 use super::ready::{Ready, Supplies, Unresolved};
 use super::region::{Object, Region};
-use super::space::{Filler, How, ResolveError};
+use super::space::{AddressSpace, How, ResolveError};
 use crate::frames::{Frames, Run};
 use crate::table;
 use core::sync::atomic::Ordering::Relaxed;
@@ -25,7 +25,7 @@ struct Found {
     pte: Pte,
 }
 
-/// The result of [`Filler::fill`].
+/// The result of [`AddressSpace::fill`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filled {
     /// The access is allowed now. No translation became stale.
@@ -39,8 +39,8 @@ pub enum Filled {
     Elsewhere,
 }
 
-impl<In: Space> Filler<In> {
-    /// Resolves a fault of `access` at `gpa`, if it is the filler's. The caller has a share of the lock of the address space, and discards what is left in
+impl<In: Space> AddressSpace<In> {
+    /// Resolves a fault of `access` at `gpa`, if it only fills an invalid entry. The caller shares the lock of the address space, and discards what is left in
     /// `ready` in the end.
     ///
     /// # Errors
@@ -54,11 +54,11 @@ impl<In: Space> Filler<In> {
         mem: &mut impl PhysMem,
     ) -> Result<Filled, Unresolved<ResolveError<In>>> {
         let Some(region) = self.regions.get(gpa.pfn()) else { return Ok(Filled::Elsewhere) };
-        if !region.prot.allows(access) || !self.is_current() {
+        if !region.prot.allows(access) {
             return Ok(Filled::Elsewhere);
         }
         loop {
-            let slot = self.descend(gpa, mem);
+            let slot = self.descend_beside(gpa, mem);
             let flags = slot.pte.flags();
             if flags.contains(PteFlags::V) {
                 let needed = if access == Access::Store { PteFlags::W | PteFlags::D } else { PteFlags::V };
@@ -72,10 +72,10 @@ impl<In: Space> Filler<In> {
             if slot.pte.0 != 0 || region.object != Object::Anonymous {
                 return Ok(Filled::Elsewhere);
             }
-            let Some((level, supplies)) = self.supplies(gpa, &slot, ready, frames, mem)? else {
+            let Some((level, supplies)) = self.supplies_beside(gpa, &slot, ready, frames, mem)? else {
                 return Ok(Filled::Elsewhere);
             };
-            if let Some(hpa) = self.link((gpa, access), (region, &slot, level), supplies, frames, mem) {
+            if let Some(hpa) = self.link_beside((gpa, access), (region, &slot, level), supplies, frames, mem) {
                 return Ok(Filled::Mapped { hpa, how: How::Filled });
             }
             // Another hart was faster.
@@ -84,8 +84,8 @@ impl<In: Space> Filler<In> {
 
     /// Walks the table to the entry that translates `gpa`.
     // Not by `walk::descend`: with a second user it would not be inlined into `AddressSpace::slot`.
-    fn descend(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Found {
-        let (mut table, mut level) = (self.root, self.format.root_level());
+    fn descend_beside(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Found {
+        let (mut table, mut level) = (self.root(), self.format.root_level());
         loop {
             let at = table.at(8 * self.format.index(gpa, level) as u64);
             let pte = Pte(mem.read_u64(at));
@@ -98,7 +98,7 @@ impl<In: Space> Filler<In> {
 
     /// Allocates the frames of a leaf in or below `slot`, and clears them. Returns the level of the leaf; `None` if no frame is free, or if the 2 MiB
     /// hold parts of an image.
-    fn supplies(
+    fn supplies_beside(
         &self,
         gpa: Addr<In>,
         slot: &Found,
@@ -120,8 +120,11 @@ impl<In: Space> Filler<In> {
                 Err(NoMega::Denied) => _ = self.counts.mega_denied.fetch_add(1, Relaxed),
             }
         }
-        // The holder of the lock finds out why there is none.
+        // The holder of the lock finds out why there is none. It is not to wish for 2 MiB again, which were just refused.
         let supplies = Supplies::take(frames, self.owner, slot.level.number(), Some(0)).ok();
+        if supplies.is_none() && *ready == Ready::Nothing {
+            *ready = Ready::Denied;
+        }
         if let Some(page) = supplies.as_ref().and_then(|supplies| supplies.data.as_ref()) {
             mem.zero_frames(page.first(), 1);
         }
@@ -129,7 +132,7 @@ impl<In: Space> Filler<In> {
     }
 
     /// Links a leaf of `level` in or below `slot`. Frees all frames and returns `None` if the entry is not invalid any more.
-    fn link(
+    fn link_beside(
         &self,
         (gpa, access): (Addr<In>, Access),
         (region, slot, level): (&Region<In>, &Found, Level),

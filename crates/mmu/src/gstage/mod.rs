@@ -19,7 +19,7 @@
 //! - A new table or page is complete before the one write that links it, which releases, so a concurrent hardware
 //!   walk finds the old state or the new one. It says what it owes, as all writes of tables do ([`crate::table`]).
 //!
-//! The caller serialises edits of one address space. Only first touches may be resolved by several harts at once ([`Filler`]). Frames and
+//! The caller serialises edits of one address space. Only first touches may be resolved by several harts at once ([`AddressSpace::fill`]). Frames and
 //! memory are lent for each call, so that it may guard them by locks of its own.
 
 mod demand;
@@ -50,4 +50,4 @@ pub use ready::{Content, Ready, Unresolved, in_portions, with_ready};
 pub use region::{Object, Prot, Region, RegionError};
 pub(crate) use relocate::{Leaving, Near};
 pub use remains::{Remain, Remains};
-pub use space::{AddressSpace, Counters, Filler, How, Publish, ResolveError, Resolved, SwapSlot, Translation};
+pub use space::{AddressSpace, Counters, How, Publish, ResolveError, Resolved, SwapSlot, Translation};

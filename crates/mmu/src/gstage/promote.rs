@@ -83,8 +83,8 @@ impl<In: Space> Promotion<In> {
 impl<In: Space> AddressSpace<In> {
     /// Whether there may be 4 KiB leaves that could become one: if not, nobody has to look.
     #[must_use]
-    pub const fn may_have_small(&self) -> bool {
-        let c = &self.counters;
+    pub fn may_have_small(&self) -> bool {
+        let c = self.counters();
         !matches!(self.policy.superpages, Superpages::Never)
             && c.anonymous_4k + c.copies + c.splits + c.swapped_in + c.clean != 0
     }

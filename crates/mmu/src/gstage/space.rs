@@ -11,10 +11,9 @@ use crate::two_stage::Stage;
 use crate::walk::{AdPolicy, Ram, Slot, descend};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rv::{Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
 /// The order of the run behind a leaf.
@@ -229,20 +228,7 @@ pub struct Translation {
     pub level: Level,
 }
 
-/// The parts of an [`AddressSpace`] that never change, for harts that fill its table at once.
-#[derive(Debug)]
-pub struct Filler<In: Space = Gpa> {
-    pub(super) format: &'static Format,
-    pub(super) owner: Owner,
-    pub(super) policy: Policy,
-    pub(super) root: Pfn<Hpa>,
-    pub(super) regions: Regions<In>,
-    /// The regions are still these. Written under the lock of which a filler has a share.
-    pub(super) is_current: AtomicBool,
-    pub(super) counts: FillerCounts,
-}
-
-/// Counters of the filler.
+/// Counters of what harts fill at once.
 #[derive(Default, Debug)]
 pub(super) struct FillerCounts {
     pub(super) anonymous_4k: AtomicU64,
@@ -252,24 +238,9 @@ pub(super) struct FillerCounts {
     pub(super) tables: AtomicU64,
 }
 
-impl<In: Space> Filler<In> {
-    /// The first page of the root table, for `hgatp`.
-    #[must_use]
-    pub const fn root(&self) -> Pfn<Hpa> {
-        self.root
-    }
-
-    /// Returns whether the regions are still those that the filler knows. If not, it fills nothing.
-    #[inline(always)]
-    #[must_use]
-    pub fn is_current(&self) -> bool {
-        self.is_current.load(Relaxed)
-    }
-
-    /// The events that the filler has counted.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        let FillerCounts { anonymous_4k, anonymous_2m, mega_denied, spurious, tables } = &self.counts;
+impl FillerCounts {
+    fn counters(&self) -> Counters {
+        let Self { anonymous_4k, anonymous_2m, mega_denied, spurious, tables } = self;
         Counters {
             anonymous_4k: anonymous_4k.load(Relaxed),
             anonymous_2m: anonymous_2m.load(Relaxed),
@@ -292,9 +263,8 @@ pub struct AddressSpace<In: Space = Gpa> {
     pub(super) root: Run,
     pub(super) regions: Regions<In>,
     pub(crate) mappers: Mappers<In>,
-    /// The filler, once [`AddressSpace::filler`] has made it.
-    pub(super) filler: Option<Arc<Filler<In>>>,
     pub(super) counters: Counters,
+    pub(super) counts: FillerCounts,
     /// Pages of the swap device whose contents nobody will ask for any more.
     pub(super) forgone: Vec<SwapSlot>,
     /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
@@ -331,38 +301,13 @@ impl<In: Space> AddressSpace<In> {
             root,
             regions: Regions::new(),
             mappers: Mappers::new(),
-            filler: None,
             counters: Counters::default(),
+            counts: FillerCounts::default(),
             forgone: Vec::new(),
             copies: BTreeMap::new(),
             moving: None,
             apart: BTreeSet::new(),
         })
-    }
-
-    /// Returns the filler of its table, for as long as the regions are what they are.
-    pub fn filler(&mut self) -> Arc<Filler<In>> {
-        let filler = self.filler.get_or_insert_with(|| {
-            Arc::new(Filler {
-                format: self.format,
-                owner: self.owner,
-                policy: self.policy,
-                root: self.root.first(),
-                regions: self.regions.clone(),
-                is_current: AtomicBool::new(true),
-                counts: FillerCounts::default(),
-            })
-        });
-        Arc::clone(filler)
-    }
-
-    /// Ends the use of the filler: the regions have changed.
-    fn end_filler(&mut self) {
-        if let Some(filler) = self.filler.take() {
-            // The caller holds the lock, of which who fills has a share.
-            filler.is_current.store(false, Relaxed);
-            self.counters += filler.counters();
-        }
     }
 
     /// Adds a region, in O(log n), and tells all mappers. Nothing is mapped by it.
@@ -376,7 +321,6 @@ impl<In: Space> AddressSpace<In> {
             return Err(RegionError::Mapped(page));
         }
         self.regions.add(region);
-        self.end_filler();
         self.mappers.region(&region, Change::Comes);
         Ok(())
     }
@@ -385,7 +329,6 @@ impl<In: Space> AddressSpace<In> {
     /// stays so until it is given back ([`crate::Edits::give_back`]). `None` if no region begins there.
     pub fn remove_region(&mut self, start: Pfn<In>) -> Option<Region<In>> {
         let region = self.regions.remove(start)?;
-        self.end_filler();
         self.mappers.region(&region, Change::Goes);
         Some(region)
     }
@@ -467,9 +410,7 @@ impl<In: Space> AddressSpace<In> {
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
-        if let Some(filler) = &self.filler {
-            counters += filler.counters();
-        }
+        counters += self.counts.counters();
         counters
     }
 

@@ -3,7 +3,7 @@
 use crate::frames::{AllocError, Frames, Owner, Run};
 use crate::shadow::cache::{Cache, Pool};
 use crate::shadow::entries::{Rules, Tables, Unrest};
-use crate::shadow::fill::Filler;
+use crate::shadow::fill::{Filler, Fills};
 use crate::shadow::gather::Gathering;
 use crate::shadow::lane::{Gate, LaneMemory};
 use crate::shadow::pages::{Arena, Index, Passed, Walks};
@@ -65,7 +65,7 @@ impl<S: Shadowed> Shadow<S> {
         };
         let (rate, kept_out) = (Rate::default(), KeptOut::default());
         let syncer = Syncer { cache, digests, candidates, rate, kept_out };
-        Ok(Self { filler: Filler { syncer }, gathering: Gathering::new() })
+        Ok(Self { filler: Filler { syncer, fills: Fills::default() }, gathering: Gathering::new() })
     }
 
     /// The serial of the next root.

@@ -56,7 +56,7 @@ pub use crate::budget::Budget;
 pub use api::{GuestFence, Wrote};
 pub use config::{Config, Counters, Host};
 pub use engine::Shadow;
-pub use fill::{Answer, Forget, Loaded};
+pub use fill::{Answer, Beside, Forget, Loaded};
 pub use gather::Gathered;
 pub use lane::{GLOBAL_LEAVES, LEAVES, whole_chunk};
 pub use pages::{Lists, MARK};

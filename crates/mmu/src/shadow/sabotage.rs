@@ -104,6 +104,10 @@ pub enum Sabotage {
     ForgetsPassedSpells,
     /// The lane goes by a G-stage that was.
     KeepsChunks,
+    /// A fault that shares the lock does not read the guest's entry again behind the gate.
+    FillsUnseen,
+    /// A fault that shares the lock writes no line.
+    FillsUnlogged,
     /// A leaf of 2 MiB goes on to stand for leaves that have changed.
     KeepsCoalesced,
     /// Of the entries that lead to a page, the first alone is a pointer again when it is split.

@@ -9,9 +9,8 @@ impl Rig {
     /// Tries the filler first in three of four faults.
     pub(super) fn resolve(&mut self, gpa: Addr<Gpa>, access: Access) -> Result<Resolved, ResolveError> {
         if !(self.writes + gpa.pfn().raw()).is_multiple_of(4) {
-            let filler = self.space.filler();
             let filled = with_ready(&self.frames, &mut self.world, |ready, mem| {
-                filler.fill(gpa, access, ready, &self.frames, mem)
+                self.space.fill(gpa, access, ready, &self.frames, mem)
             });
             match filled {
                 Ok(Filled::Mapped { hpa, how }) => {

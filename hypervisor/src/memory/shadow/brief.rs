@@ -6,11 +6,12 @@ use crate::device::offer::{Denial, Offer};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::adaptive;
+use crate::vm::Memory;
 use crate::vm::outcome::{Brief, Faulted, Kind, Known};
 use crate::vm::vcpu::VcpuRun;
-use mmu::shadow::{Answer, Upkeep};
+use mmu::shadow::{Answer, Beside, Root, Upkeep};
 use rv::system::{is_fence_of_page, names_csr, number};
-use rv::{Access, Addr, BriefCauses, Exception, Mode};
+use rv::{Access, Addr, BriefCauses, Exception, Gva, Mode, Request};
 
 /// The cause of a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -101,10 +102,16 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
-    // Who has it may wait for this hart.
-    let Some(mut memory) = run.vm.memory.try_lock_beside_sharers() else { return Brief::NO };
-    let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
-    drop(memory);
+    let beside = if run.vm.vcpus.len() > 1 { beside(run, root, (gva, &request), env) } else { Beside::Elsewhere };
+    let found = match beside {
+        Beside::Answered(answer) => Some(answer),
+        Beside::WantsMemory => return Brief::not(Known::Fault),
+        Beside::Elsewhere => {
+            // Who has it may wait for this hart.
+            let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
+            by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem())
+        }
+    };
     let counters = &run.shared.counters;
     let counter = if by == By::Poison { &counters.exits_steered } else { &counters.exits_page_fault };
     match found {
@@ -120,6 +127,17 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     counters.exits.bump();
     counter.bump();
     Brief::OVER
+}
+
+/// Answers a fault with a share of the VM's lock, if it can be.
+#[inline(never)]
+fn beside<E: Env>(run: &VcpuRun, root: &Root, (gva, request): (Addr<Gva>, &Request), env: &E) -> Beside {
+    let guard = run.vm.memory.share();
+    let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
+        return Beside::Elsewhere;
+    };
+    let vcpu = (root, run.shared.id as usize);
+    shadow.fault_beside(vcpu, gva, request, space, None, &mut env.mem()).unwrap_or(Beside::Elsewhere)
 }
 
 /// Handles a fault of which that is known.

@@ -19,7 +19,7 @@ use crate::memory::shootdown::Tlbs;
 use crate::vm::chores::Remains;
 use crate::vm::fetch;
 use crate::vm::outcome::{Faulted, Known};
-use crate::vm::vcpu::{ANY_SPACE, Concern, NO_SPACE, Vcpu, VcpuRun};
+use crate::vm::vcpu::{ANY_SPACE, Concern, NO_SPACE, ShadowState, Vcpu, VcpuRun};
 use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use abi::tunable::Id;
@@ -29,7 +29,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, MEGA_ORDER, Owner};
 use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
-use mmu::shadow::{Answer, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
+use mmu::shadow::{Answer, Beside, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
@@ -160,6 +160,9 @@ pub(crate) fn build(
     if vm.config.lane {
         let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
         shadow.begin_lane(space, end, frames, mem);
+    }
+    if vm.vcpus.len() > 1 {
+        shadow.begin_sharing(vm.vcpus.len());
     }
     Ok(shadow)
 }
@@ -341,6 +344,11 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
+    if run.vm.vcpus.len() > 1
+        && let Some(faulted) = fault_beside(g, run, (gva, &request), env)
+    {
+        return faulted;
+    }
     let Some(root) = &run.shadow.root else { unreachable!("a guest without a root") };
     let mut memory = run.vm.memory.lock();
     match by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem()) {
@@ -399,7 +407,48 @@ fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Kno
     run.follow_lane();
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
+    if run.vm.vcpus.len() > 1
+        && let Some(faulted) = fault_beside(g, run, (gva, &request), env)
+    {
+        return faulted;
+    }
     fault_from_root(g, run, (gva, &request), env)
+}
+
+/// Answers a fault with a share of the VM's lock, if it only fills an entry of known tables: so vCPUs of one VM fault at once. Returns `None` if it takes
+/// the lock exclusively.
+#[inline(never)]
+fn fault_beside<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (gva, request): (Addr<Gva>, &Request),
+    env: &mut E,
+) -> Option<Faulted> {
+    let VcpuRun { vm, ready, shadow: ShadowState { root: Some(root), .. }, shared, .. } = run else { return None };
+    let frames = &g.harts[env.hart()].frames;
+    let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
+        let guard = vm.memory.share();
+        let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
+            return Ok(Beside::Elsewhere);
+        };
+        let vcpu = (&*root, shared.id as usize);
+        let done = shadow.fault_beside(vcpu, gva, request, space, Some((frames, ready)), mem);
+        drop(guard);
+        done.map_err(|why| g.unresolved(why, env))
+    });
+    let answer = match done {
+        Ok(Some(Beside::Answered(answer))) => answer,
+        Ok(Some(Beside::WantsMemory | Beside::Elsewhere)) => return None,
+        Ok(None) => return Some(helped(g, &Arc::clone(vm), Unreachable::Later, env)),
+        Err(why) => return Some(helped(g, &Arc::clone(vm), why, env)),
+    };
+    if g.pager.is_on() {
+        g.pager.look(frames, env);
+    }
+    match answer {
+        Answer::Filled { forget, known } => Some(filled(gva, request.access, (forget, known), env)),
+        _ => Some(Faulted::Settled),
+    }
 }
 
 /// Handles a fault that the existing tables do not answer. A store to a guest's table is carried out.

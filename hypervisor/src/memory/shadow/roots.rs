@@ -302,7 +302,7 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
         return false;
     }
     // Who has it may wait for this hart.
-    let Some(mut memory) = vm.memory.try_lock_beside_sharers() else { return false };
+    let Some(mut memory) = vm.memory.try_lock() else { return false };
     let Some(Memory { shadow: Some(shadow), .. }) = memory.as_mut() else { return false };
     // It is published first, and looked then what is posted: whoever sends a fence posts it first, and looks then at what is published.
     let published = shared.satp.swap(satp, Ordering::SeqCst);

@@ -15,11 +15,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use mmu::frames::Frames;
-use mmu::gstage::{Filler, Ready};
+use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
 use rv::context::token;
-use rv::{BriefCauses, BriefExits, Context, Exit, FenceLog, FloatState, Gva, Mode, VectorCsrs};
+use rv::{BriefCauses, BriefExits, Context, Exit, FenceLog, FloatState, Gva, Hpa, Mode, Pfn, VectorCsrs};
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]
@@ -81,8 +81,8 @@ pub struct VcpuRun {
     pub shadow: ShadowState,
     /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
     pub asids_beyond: u64,
-    /// The filler of its VM's G-stage table, from its first load behind one until it is parked.
-    pub filler: Option<Arc<Filler>>,
+    /// The root of its VM's G-stage table, from its first load behind one until it is parked.
+    pub g_root: Option<Pfn<Hpa>>,
     /// The memory that is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
 }
@@ -155,7 +155,7 @@ impl VcpuRun {
                 way: Way::NONE,
             },
             asids_beyond: 0,
-            filler: None,
+            g_root: None,
             ready: Ready::Nothing,
         })
     }

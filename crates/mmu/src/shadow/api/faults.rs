@@ -1,6 +1,8 @@
 //! Faults of guests, and the host's own accesses.
 
-use crate::gstage::{AddressSpace, Unresolved};
+use crate::frames::Frames;
+use crate::gstage::{AddressSpace, Ready, Unresolved};
+use crate::shadow::fill::{Beside, Fills};
 use crate::shadow::{Answer, Host, Root, Shadow, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Hpa, PhysMem, Request};
 
@@ -66,5 +68,27 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) -> Result<Option<Addr<Hpa>>, Unresolved> {
         self.filler.resolve(gpa, access, host)
+    }
+
+    /// Lets so many vCPUs answer faults with a share of the lock ([`Shadow::fault_beside`]).
+    pub fn begin_sharing(&mut self, vcpus: usize) {
+        self.filler.fills = Fills::for_vcpus(vcpus);
+    }
+
+    /// Answers a page fault at `gva` that a vCPU took on `root`, with a share of the VM's lock, if it only fills an entry of known tables. Memory that is
+    /// not mapped yet is mapped with what `from` has, if it is a first touch ([`AddressSpace::fill`]).
+    ///
+    /// # Errors
+    /// [`Unresolved::Wants`]: 2 MiB are to be made ready first.
+    pub fn fault_beside<M: PhysMem>(
+        &self,
+        root: (&Root<S>, usize),
+        gva: Addr<S>,
+        request: &Request,
+        space: &AddressSpace,
+        from: Option<(&Frames, &mut Ready)>,
+        mem: &mut M,
+    ) -> Result<Beside, Unresolved> {
+        self.filler.fault_beside(root, gva, request, space, from, mem)
     }
 }

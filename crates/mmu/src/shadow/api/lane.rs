@@ -44,11 +44,14 @@ impl<S: Shadowed> Shadow<S> {
         result
     }
 
-    /// The first half of [`Shadow::alone`], for whom a closure costs too much.
+    /// Does the first half of [`Shadow::alone`], where a closure costs too much: the engine learns what vCPUs and the lane have filled.
     #[inline(always)]
     pub fn close(&mut self, mem: &mut impl PhysMem) {
         if let Some((gate, end)) = self.cache().tables.gate.close(mem) {
             self.filler.syncer.learn(gate, end, mem);
+        }
+        if !self.filler.fills.is_empty() {
+            self.filler.learn_fills(mem);
         }
     }
 

@@ -19,6 +19,11 @@ impl<S: Shadowed> Tables<S> {
         }
     }
 
+    /// Makes an invalid entry of level 0 a leaf, unless it is no longer `old`. Returns whether it did: that owes nothing.
+    pub fn fill_beside(&self, slot: Slot, (old, new): (Pte, Pte), mem: &mut impl PhysMem) -> bool {
+        slot.compare_exchange(Act::Set, old, new, mem).map(|debt| _ = debt.waive()).is_some()
+    }
+
     /// Adds to what the operation owes.
     #[inline]
     pub fn owe<M, H>(&mut self, debt: Debt, host: &mut Host<'_, M, H>) {

@@ -1,5 +1,6 @@
 //! The part that fills the shadow: faults, links, roots.
 
+use super::fills::Fills;
 use crate::shadow::Shadowed;
 use crate::shadow::cache::Cache;
 use crate::shadow::entries::{Rules, Tables};
@@ -9,6 +10,7 @@ use crate::shadow::sync::Syncer;
 /// Shadow tables in step with the guest's, and how they grow.
 pub struct Filler<S: Shadowed> {
     pub syncer: Syncer<S>,
+    pub fills: Fills,
 }
 
 impl<S: Shadowed> Filler<S> {

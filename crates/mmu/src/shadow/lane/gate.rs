@@ -61,6 +61,24 @@ impl Gate {
         (next != gate.raw() + LOG_AT).then_some((gate, next))
     }
 
+    /// Keeps the lane out for a moment, with a share of the lock. Returns what is to be left there ([`Gate::leave`]).
+    pub fn enter(&self, mem: &mut impl PhysMem) -> Option<u64> {
+        let gate = self.memory.as_ref()?.gate();
+        let mut next = mem.exchange_u64(gate, 0);
+        while next == 0 {
+            spin_loop();
+            next = mem.exchange_u64(gate, 0);
+        }
+        Some(next)
+    }
+
+    /// Lets the lane in again; its log is as it was.
+    pub fn leave(&self, next: Option<u64>, mem: &mut impl PhysMem) {
+        if let (Some(lane), Some(next)) = (&self.memory, next) {
+            mem.write_u64(lane.gate(), next);
+        }
+    }
+
     /// Opens the gate, with an empty log.
     #[inline(always)]
     pub fn open(&mut self, mem: &mut impl PhysMem) {

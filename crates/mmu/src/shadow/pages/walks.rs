@@ -68,25 +68,32 @@ impl<S: Shadowed> Walks<S> {
         Some((self.find(root.serial, gva)?, root.format.index_in_frame(gva, Level::PAGE)))
     }
 
-    /// Goes down from a shadow page as far as pointers lead from one shadow of a guest's table to another. Remembers and returns where
-    /// that is: the entry that decides about the address, or the last above it.
+    /// Goes down from a shadow page as far as pointers lead from one shadow of a guest's table to another. Returns where
+    /// that is: the entry that decides about the address, or the last above it; and whether it is to be remembered.
     #[inline(always)]
-    pub fn descend(&mut self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> At {
+    pub fn way(&self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> (At, bool) {
         let (mut id, format) = (from, root.format);
         loop {
             let page = tables.page(id);
             let (key, index) = (page.key, format.index_in_frame(gva, page.key.level));
             let Some(level) = key.level.down() else {
                 // A fault there is the guest's, whatever the tables say: those who find a walk ask no more.
-                if format.fits(gva) && !page.is_coalesced {
-                    self.remember(root.serial, gva, id);
-                }
-                return (id, index);
+                return ((id, index), format.fits(gva) && !page.is_coalesced);
             };
             let pointer = page.mirror(index, mem).filter(|mirror| key.role == Role::Table && mirror.is_pointer());
-            let Some(pointer) = pointer else { return (id, index) };
+            let Some(pointer) = pointer else { return ((id, index), false) };
             let child = tables.find(Key { gfn: pointer.pfn(), level, role: Role::Table }, mem);
             id = child.expect("a live pointer's shadow page exists");
         }
+    }
+
+    /// Goes that way, and remembers it.
+    #[inline(always)]
+    pub fn descend(&mut self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> At {
+        let (at, is_to_be_remembered) = self.way(tables, from, (root, gva), mem);
+        if is_to_be_remembered {
+            self.remember(root.serial, gva, at.0);
+        }
+        at
     }
 }

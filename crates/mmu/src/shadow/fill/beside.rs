@@ -1,0 +1,147 @@
+//! Faults of vCPUs that share the VM's lock: each only makes an invalid entry of level 0 a leaf, in tables that are known.
+//!
+//! Such a fault reads what the engine knows, which no other vCPU changes meanwhile; it makes the entry valid by compare-and-exchange;
+//! and it writes a line to its vCPU's log ([`Fills`]). The next vCPU that has the lock to itself learns the lines, before it does anything else
+//! ([`Shadow::close`]): then the entry gets its mirror and its list. Until then it is a leaf that the index does not know.
+//!
+//! The lane, which needs no lock, may change the same entry. In `lazy` it leaves an invalid entry that was never there before, so the
+//! exchange fails. In `steered` it is kept out by the gate while the guest's entry is read again and ours is exchanged.
+//! What the guest writes to its tables meanwhile is no matter: whoever fences it in full has the lock to itself.
+
+use super::fault::{Answer, Forget};
+use super::filler::Filler;
+use crate::frames::Frames;
+use crate::gstage::{AddressSpace, Filled, Ready, Unresolved};
+use crate::shadow::cache::needed;
+use crate::shadow::pages::{CAPS, List, Role, Stay};
+use crate::shadow::{Root, Sabotage, Shadowed};
+use crate::walk;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::fence;
+use rv::{Access, Addr, Level, PhysMem, Pte, PteFlags, Request};
+
+/// The result of a fault that shares the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Beside {
+    /// It is answered.
+    Answered(Answer),
+    /// The memory is not mapped yet, and there was nothing to map it with.
+    WantsMemory,
+    /// It takes the lock exclusively. Nothing has changed but for memory that may have been mapped.
+    Elsewhere,
+}
+
+impl<S: Shadowed> Filler<S> {
+    /// Answers a fault of a vCPU's with a share of the lock.
+    pub fn fault_beside<M: PhysMem>(
+        &self,
+        (root, vcpu): (&Root<S>, usize),
+        gva: Addr<S>,
+        request: &Request,
+        space: &AddressSpace,
+        from: Option<(&Frames, &mut Ready)>,
+        mem: &mut M,
+    ) -> Result<Beside, Unresolved> {
+        const ELSEWHERE: Result<Beside, Unresolved> = Ok(Beside::Elsewhere);
+        let Some(log) = self.fills.0.get(vcpu).filter(|log| log.count.load(Relaxed) < log.lines.len()) else {
+            return ELSEWHERE;
+        };
+        let tables = &self.syncer.cache.tables;
+        if !root.format.fits(gva) {
+            return ELSEWHERE;
+        }
+        let at = match tables.walks.known(root, gva) {
+            Some(at) => at,
+            None => tables.walks.way(&tables.index, tables.part(root, gva), (root, gva), mem).0,
+        };
+        let page = tables.index.page(at.0);
+        let (slot, Some(table)) = (page.slot(at.1), page.guest) else { return ELSEWHERE };
+        if page.key.level > Level::PAGE || page.key.role != Role::Table || page.is_coalesced {
+            return ELSEWHERE;
+        }
+        let ours = slot.read(mem);
+        // The guest's entry is read after ours (`entries/read`).
+        fence(SeqCst);
+        let guests = table.at(8 * at.1 as u64);
+        let pte = Pte(mem.read_u64(guests));
+        let Ok(leaf) = walk::judge::<rv::Gpa, ()>(pte.decode(Level::PAGE, CAPS), request) else { return ELSEWHERE };
+        if !walk::unset(&leaf, request.access).is_empty() {
+            return ELSEWHERE;
+        }
+        let gpa = leaf.pfn.at(gva.raw() & (Level::PAGE.bytes() - 1));
+        let Some(region) = space.region_of(gpa.pfn()) else { return ELSEWHERE };
+        let rules = &tables.rules;
+        let allowed = rules.rights(leaf.flags);
+        // As in [`Filler::walk_and_fill`]: with less, a store would be a page fault of the guest's.
+        let stores = rules.policy.own_faults && allowed.contains(PteFlags::W) && region.prot.allows(Access::Store);
+        let wanted = if stores { Access::Store } else { request.access };
+        let mapped = || space.translate(gpa, mem).filter(|there| there.flags.contains(needed(wanted)));
+        let there = match mapped() {
+            Some(there) => there,
+            None => {
+                let Some((frames, ready)) = from else { return Ok(Beside::WantsMemory) };
+                if space.fill(gpa, wanted, ready, frames, mem)? == Filled::Elsewhere {
+                    return ELSEWHERE;
+                }
+                let Some(there) = space.translate(gpa, mem) else { return ELSEWHERE };
+                there
+            }
+        };
+        if rules.policy.own_faults
+            && (!rules.allows_all(leaf.flags, there) || tables.index.heads.has_protected_around(gpa.pfn()))
+            || request.access == Access::Store && tables.is_protected(gpa.pfn(), mem)
+            || !tables.leaf_fits(gpa.pfn(), Level::PAGE, there.level)
+        {
+            return ELSEWHERE;
+        }
+        let Some(new) = tables.leaf(gpa.pfn(), Level::PAGE, allowed, there, mem) else { return ELSEWHERE };
+        if ours == new {
+            return Ok(Beside::Answered(Answer::Filled { forget: Forget::Page, known: true }));
+        }
+        let is_known = page.mirror(at.1, mem) == Some(pte);
+        let has_mirror = !rules.has_all_mirrors(page) || page.made_from(at.1, mem) == pte;
+        if ours.flags().contains(PteFlags::V) || page.marks.is_listed(at.1) && !is_known || !has_mirror {
+            return ELSEWHERE;
+        }
+        let next = tables.gate.enter(mem);
+        let is_same = Pte(mem.read_u64(guests)) == pte || rules.is_sabotaged(Sabotage::FillsUnseen);
+        let is_filled = is_same && tables.fill_beside(slot, (ours, new), mem);
+        tables.gate.leave(next, mem);
+        if !is_filled {
+            return Ok(Beside::Answered(Answer::Retry));
+        }
+        if is_known {
+            log.known.fetch_add(1, Relaxed);
+        } else if !rules.is_sabotaged(Sabotage::FillsUnlogged) {
+            log.write(at, pte, new);
+        }
+        Ok(Beside::Answered(Answer::Filled { forget: Forget::Nothing, known: false }))
+    }
+
+    /// Learns what vCPUs have filled. None shares the lock.
+    #[cold]
+    #[inline(never)]
+    pub fn learn_fills(&mut self, mem: &mut impl PhysMem) {
+        let Self { syncer, fills } = self;
+        let tables = &mut syncer.cache.tables;
+        for log in &fills.0 {
+            tables.counters.filled_4k += log.known.swap(0, Relaxed);
+            let count = log.count.swap(0, Relaxed);
+            tables.counters.filled_4k += count as u64;
+            for line in &log.lines[..count] {
+                let at = (line.page.load(Relaxed), line.index.load(Relaxed) as usize);
+                let mirror = Pte(line.mirror.load(Relaxed));
+                let page = tables.index.page_mut(at.0);
+                (page.is_recent, page.stay) = (true, Stay::Changed);
+                // Whoever changed it since has a line of its own, or needs none, since the entry is invalid.
+                if page.slot(at.1).read(mem).0 != line.leaf.load(Relaxed) || page.mirror(at.1, mem) == Some(mirror) {
+                    continue;
+                }
+                if page.marks.is_listed(at.1) {
+                    tables.index.unlist(at, false, mem);
+                }
+                tables.index.insert(at, mirror, List::Frame(mirror.pfn()), mem);
+            }
+        }
+    }
+}
