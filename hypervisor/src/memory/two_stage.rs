@@ -97,7 +97,7 @@ pub(crate) fn touch<E: Env>(
     let VcpuRun { vm, ready, .. } = run;
     let frames = &g.harts[env.hart()].frames;
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
-        let shared = vm.memory.share();
+        let shared = vm.memory.share_soon();
         let Some(Memory { space, .. }) = shared.as_deref().and_then(Option::as_ref) else {
             return Ok(Filled::Elsewhere);
         };

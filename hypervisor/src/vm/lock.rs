@@ -6,6 +6,7 @@
 
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use core::sync::atomic::{AtomicU64, Ordering};
+use mmu::sync::spin_loop;
 
 /// A value behind a lock that vCPUs can share.
 #[derive(Debug)]
@@ -56,6 +57,25 @@ impl<T> SharedLock<T> {
     #[inline(always)]
     pub fn share(&self) -> Option<RwLockReadGuard<'_, T>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.value.try_read() }
+    }
+
+    /// Shares the lock, after a while if it is held. Returns `None` if it is held for long. A vCPU that can share the lock does not queue for it
+    /// exclusively at once: then others would find it waiting, and queue as well, without an end.
+    #[inline(always)]
+    pub fn share_soon(&self) -> Option<RwLockReadGuard<'_, T>> {
+        self.share().or_else(|| self.wait_to_share())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_to_share(&self) -> Option<RwLockReadGuard<'_, T>> {
+        /// Looks, some ten instructions each: several holders come and go meanwhile.
+        const LOOKS: u32 = 4000;
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        (0..LOOKS).find_map(|_| {
+            spin_loop();
+            self.share()
+        })
     }
 
     /// Returns the number of times that a hart has waited for the lock.

@@ -184,6 +184,8 @@ pub struct Rig<S: Subject> {
     copies: BTreeMap<Pfn<Gpa>, Away>,
     /// Pages that could not become idle within the budget.
     pub postponed: u64,
+    /// Faults that were answered with a share of the lock.
+    pub answered_beside: u64,
     /// What is on its way to become one leaf, and how often some has.
     promoting: Option<Promotion>,
     pub promoted: u64,
@@ -249,6 +251,7 @@ impl<S: Subject> Rig<S> {
         if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
             shadow.begin_lane(&mut space, RAM.add(PAGES), &frames, &mut machine);
         }
+        shadow.begin_sharing(vcpus as usize);
         let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
@@ -290,6 +293,7 @@ impl<S: Subject> Rig<S> {
             away: BTreeMap::new(),
             copies: BTreeMap::new(),
             postponed: 0,
+            answered_beside: 0,
             promoting: None,
             promoted: 0,
             clock: 0,
@@ -531,6 +535,8 @@ impl<S: Subject> Rig<S> {
         self.bus.0.borrow_mut().meddling = None;
         self.learn();
         if self.pick(16) == 0 {
+            // What was filled at once is learned first.
+            host!(self, |_shadow, _host| ());
             self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         }
         self.audit_chunks();

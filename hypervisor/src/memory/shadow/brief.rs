@@ -102,8 +102,8 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
-    let beside = if run.vm.vcpus.len() > 1 { beside(run, root, (gva, &request), env) } else { Beside::Elsewhere };
-    let found = match beside {
+    let has_others = run.vm.vcpus.len() > 1;
+    let found = match if has_others { beside(run, root, (gva, &request), env) } else { Beside::Elsewhere } {
         Beside::Answered(answer) => Some(answer),
         Beside::WantsMemory => return Brief::not(Known::Fault),
         Beside::Elsewhere => {
@@ -134,7 +134,8 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
 fn beside<E: Env>(run: &VcpuRun, root: &Root, (gva, request): (Addr<Gva>, &Request), env: &E) -> Beside {
     let guard = run.vm.memory.share();
     let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
-        return Beside::Elsewhere;
+        // It is shared soon: not here, for who has it may wait for this hart.
+        return Beside::WantsMemory;
     };
     let vcpu = (root, run.shared.id as usize);
     shadow.fault_beside(vcpu, gva, request, space, None, &mut env.mem()).unwrap_or(Beside::Elsewhere)

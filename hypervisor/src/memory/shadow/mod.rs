@@ -427,7 +427,7 @@ fn fault_beside<E: Env>(
     let VcpuRun { vm, ready, shadow: ShadowState { root: Some(root), .. }, shared, .. } = run else { return None };
     let frames = &g.harts[env.hart()].frames;
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
-        let guard = vm.memory.share();
+        let guard = vm.memory.share_soon();
         let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
             return Ok(Beside::Elsewhere);
         };
