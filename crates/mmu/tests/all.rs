@@ -15,6 +15,7 @@ mod mappers;
 mod originals;
 mod random;
 mod rig;
+mod shadow_beside;
 mod shadow_bounded;
 mod shadow_coalesce;
 mod shadow_digest;

@@ -180,7 +180,7 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
         (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
-        (Mutant::KeepsGlobals, Upkeep::Steered) => &[184],
+        (Mutant::KeepsGlobals, Upkeep::Steered) => &[51],
         (Mutant::KeepsVmid, Upkeep::Steered) => &[462],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
@@ -196,7 +196,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[69],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[244],
         (Mutant::Engine(Sabotage::KeepsCoalesced), Upkeep::Steered) => &[138],
-        (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered) => &[43],
+        (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered) => &[48],
+        (Mutant::Engine(Sabotage::FillsUnseen), Upkeep::Steered) => &[738],
         (Mutant::Engine(Sabotage::MovesUnderOthers), Upkeep::Steered) => &[188],
         _ => &[],
     }

@@ -2,7 +2,7 @@
 
 use super::{HOST, Hardware, RAM, REGION};
 use crate::shadow_rig::lane;
-use mmu::shadow::{Answer, Config, Gathered, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Beside, Config, Gathered, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::table::is_poison;
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
 use oracle::Machine;
@@ -47,17 +47,28 @@ impl Steered {
         there: impl IntoIterator<Item = u64>,
         sabotage: Option<Sabotage>,
     ) -> Self {
+        Self::of(Upkeep::Steered, regions, (host, pages, quiet_after), there, sabotage)
+    }
+
+    /// One whose tables follow the guest's in that way, and whose two vCPUs share the lock.
+    pub fn of(
+        upkeep: Upkeep,
+        regions: usize,
+        (host, pages, quiet_after): (u64, u32, u16),
+        there: impl IntoIterator<Item = u64>,
+        sabotage: Option<Sabotage>,
+    ) -> Self {
         let mut mem = Machine::with_ram(HOST, host);
         let mut frames = Frames::new();
         frames.add(HOST, host);
         let mut space = super::space(&vec![(Prot::RWX, Object::Anonymous); regions], &frames, &mut mem);
-        let config =
-            Config { upkeep: Upkeep::Steered, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1, quiet_after };
+        let config = Config { upkeep, ad: AdPolicy::Svade, globals: true, pages, first_serial: 1, quiet_after };
         let ram = REGION * regions as u64;
         let mut shadow = super::shadow(config, ram, &frames, &mut mem);
         if let Some(sabotage) = sabotage {
             shadow.sabotage(sabotage);
         }
+        shadow.begin_sharing(2);
         shadow.begin_lane(&mut space, RAM.add(ram), &frames, &mut mem);
         let mut vm = Self { mem, shadow, root: None, frames, space, views: Views::default(), log: FenceLog::new(0) };
         there.into_iter().for_each(|page| vm.bring(page));
@@ -107,6 +118,22 @@ impl Steered {
     /// What a table of the guest's says.
     pub fn guests(&self, page: u64, index: u64) -> Pte {
         Pte(self.mem.read_u64(self.there(page).at(8 * index)))
+    }
+
+    /// A fault of a vCPU that shares the lock. Without memory, none is mapped for it.
+    pub fn beside(&mut self, vcpu: usize, gva: Addr<Gva>, access: Access, has_memory: bool) -> Beside {
+        let (root, request) = (self.root(), Request::supervisor(access));
+        let Self { mem, frames, space, shadow, .. } = self;
+        let done = with_ready(frames, mem, |ready, mem| {
+            let from = has_memory.then_some((&*frames, ready));
+            shadow.fault_beside((&root, vcpu), gva, &request, space, from, mem)
+        });
+        done.expect("4 KiB")
+    }
+
+    /// The lock is held exclusively, and no more.
+    pub fn lock(&mut self) {
+        self.operate(|_, _| Ok(()));
     }
 
     /// The guest fences, which goes the full path.

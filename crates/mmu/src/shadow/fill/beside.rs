@@ -13,12 +13,13 @@ use super::filler::Filler;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Filled, Ready, Unresolved};
 use crate::shadow::cache::needed;
-use crate::shadow::pages::{CAPS, List, Role, Stay};
+use crate::shadow::pages::{At, CAPS, Index, NO_PTE, Role, Stay};
 use crate::shadow::{Root, Sabotage, Shadowed};
+use crate::table::State;
 use crate::walk;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::fence;
-use rv::{Access, Addr, Level, PhysMem, Pte, PteFlags, Request};
+use rv::{Access, Addr, Hpa, Level, PhysMem, Pte, PteFlags, Request};
 
 /// The result of a fault that shares the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +32,49 @@ pub enum Beside {
     Elsewhere,
 }
 
+/// The entry of level 0 that decides about an address.
+struct Target {
+    at: At,
+    /// The guest's entry behind it, or behind the superpage that it is a part of; and its level.
+    guests: Addr<Hpa>,
+    level: Level,
+    /// For a part of a superpage: the guest's entry that the parts were made from.
+    mirror: Option<Pte>,
+}
+
 impl<S: Shadowed> Filler<S> {
+    /// Finds the entry of level 0 that decides about `gva`, if all tables on the way are linked.
+    fn target(&self, root: &Root<S>, gva: Addr<S>, mem: &impl PhysMem) -> Option<Target> {
+        let tables = &self.syncer.cache.tables;
+        if !root.format.fits(gva) {
+            return None;
+        }
+        let (id, index) = match tables.walks.known(root, gva) {
+            Some(at) => at,
+            None => tables.walks.way(&tables.index, tables.part(root, gva), (root, gva), mem).0,
+        };
+        let page = tables.index.page(id);
+        let (key, guests) = (page.key, page.guest?.at(8 * index as u64));
+        if key.role != Role::Table || page.is_coalesced {
+            return None;
+        }
+        if key.level == Level::PAGE {
+            return Some(Target { at: (id, index), guests, level: key.level, mirror: None });
+        }
+        // A superpage of the guest's, in parts.
+        let mirror = page.mirror(index, mem).filter(|mirror| !mirror.is_pointer())?;
+        let mut part = tables.index.find(key.child(index, mirror)?, mem)?;
+        loop {
+            let page = tables.index.page(part);
+            let index = root.format.index_in_frame(gva, page.key.level);
+            if page.key.level == Level::PAGE {
+                return Some(Target { at: (part, index), guests, level: key.level, mirror: Some(mirror) });
+            }
+            page.mirror(index, mem).filter(|_| page.is_pointer(page.slot(index).read(mem)))?;
+            part = tables.index.find(page.key.child(index, NO_PTE)?, mem)?;
+        }
+    }
+
     /// Answers a fault of a vCPU's with a share of the lock.
     pub fn fault_beside<M: PhysMem>(
         &self,
@@ -47,31 +90,27 @@ impl<S: Shadowed> Filler<S> {
             return ELSEWHERE;
         };
         let tables = &self.syncer.cache.tables;
-        if !root.format.fits(gva) {
-            return ELSEWHERE;
-        }
-        let at = match tables.walks.known(root, gva) {
-            Some(at) => at,
-            None => tables.walks.way(&tables.index, tables.part(root, gva), (root, gva), mem).0,
-        };
+        let Some(Target { at, guests, mirror, level }) = self.target(root, gva, mem) else { return ELSEWHERE };
         let page = tables.index.page(at.0);
-        let (slot, Some(table)) = (page.slot(at.1), page.guest) else { return ELSEWHERE };
-        if page.key.level > Level::PAGE || page.key.role != Role::Table || page.is_coalesced {
-            return ELSEWHERE;
-        }
+        let slot = page.slot(at.1);
         let ours = slot.read(mem);
         // The guest's entry is read after ours (`entries/read`).
         fence(SeqCst);
-        let guests = table.at(8 * at.1 as u64);
         let pte = Pte(mem.read_u64(guests));
-        let Ok(leaf) = walk::judge::<rv::Gpa, ()>(pte.decode(Level::PAGE, CAPS), request) else { return ELSEWHERE };
+        if mirror.is_some_and(|mirror| mirror != pte) {
+            return ELSEWHERE;
+        }
+        let Ok(leaf) = walk::judge::<rv::Gpa, ()>(pte.decode(level, CAPS), request) else { return ELSEWHERE };
         if !walk::unset(&leaf, request.access).is_empty() {
             return ELSEWHERE;
         }
-        let gpa = leaf.pfn.at(gva.raw() & (Level::PAGE.bytes() - 1));
+        let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
         let Some(region) = space.region_of(gpa.pfn()) else { return ELSEWHERE };
         let rules = &tables.rules;
-        let allowed = rules.rights(leaf.flags);
+        let (allowed, mirror) = match page.key.role {
+            Role::Direct(allowed) => (allowed, NO_PTE),
+            Role::Table | Role::Bare => (rules.rights(leaf.flags), pte),
+        };
         // As in [`Filler::walk_and_fill`]: with less, a store would be a page fault of the guest's.
         let stores = rules.policy.own_faults && allowed.contains(PteFlags::W) && region.prot.allows(Access::Store);
         let wanted = if stores { Access::Store } else { request.access };
@@ -98,9 +137,12 @@ impl<S: Shadowed> Filler<S> {
         if ours == new {
             return Ok(Beside::Answered(Answer::Filled { forget: Forget::Page, known: true }));
         }
-        let is_known = page.mirror(at.1, mem) == Some(pte);
-        let has_mirror = !rules.has_all_mirrors(page) || page.made_from(at.1, mem) == pte;
-        if ours.flags().contains(PteFlags::V) || page.marks.is_listed(at.1) && !is_known || !has_mirror {
+        let is_known = page.mirror(at.1, mem) == Some(mirror);
+        let has_mirror = !rules.has_all_mirrors(page) || page.made_from(at.1, mem) == mirror;
+        if !matches!(State::of(ours), State::Empty | State::Poison)
+            || page.marks.is_listed(at.1) && !is_known
+            || !has_mirror
+        {
             return ELSEWHERE;
         }
         let next = tables.gate.enter(mem);
@@ -113,9 +155,11 @@ impl<S: Shadowed> Filler<S> {
         if is_known {
             log.known.fetch_add(1, Relaxed);
         } else if !rules.is_sabotaged(Sabotage::FillsUnlogged) {
-            log.write(at, pte, new);
+            log.write(at, mirror, new);
         }
-        Ok(Beside::Answered(Answer::Filled { forget: Forget::Nothing, known: false }))
+        // Poison is valid: a hart may remember it.
+        let forget = if ours.flags().contains(PteFlags::V) { Forget::Page } else { Forget::Nothing };
+        Ok(Beside::Answered(Answer::Filled { forget, known: false }))
     }
 
     /// Learns what vCPUs have filled. None shares the lock.
@@ -140,7 +184,8 @@ impl<S: Shadowed> Filler<S> {
                 if page.marks.is_listed(at.1) {
                     tables.index.unlist(at, false, mem);
                 }
-                tables.index.insert(at, mirror, List::Frame(mirror.pfn()), mem);
+                let list = Index::list_of_leaf(tables.index.page(at.0).key, at.1, mirror);
+                tables.index.insert(at, mirror, list, mem);
             }
         }
     }
