@@ -7,7 +7,7 @@ use rv::format::SV39;
 use rv::{Access, Addr, Asid};
 
 const UPKEEPS: [Upkeep; 4] = [Upkeep::Shadow, Upkeep::Unsync, Upkeep::Lazy, Upkeep::Steered];
-/// Where access faults are Gnomon's, a hart may remember poison.
+/// The answer of a fill: where access faults are Gnomon's, a hart may remember poison.
 const fn filled(upkeep: Upkeep) -> Beside {
     let forget = if matches!(upkeep, Upkeep::Steered) { Forget::Page } else { Forget::Nothing };
     Beside::Answered(Answer::Filled { forget, known: false })

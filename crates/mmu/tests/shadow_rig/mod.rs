@@ -251,7 +251,7 @@ impl<S: Subject> Rig<S> {
         if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
             shadow.begin_lane(&mut space, RAM.add(PAGES), &frames, &mut machine);
         }
-        shadow.begin_sharing(vcpus as usize);
+        shadow.begin_sharing(vcpus);
         let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),

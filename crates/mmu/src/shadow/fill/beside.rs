@@ -6,7 +6,7 @@
 //!
 //! The lane, which needs no lock, may change the same entry. In `lazy` it leaves an invalid entry that was never there before, so the
 //! exchange fails. In `steered` it is kept out by the gate while the guest's entry is read again and ours is exchanged.
-//! What the guest writes to its tables meanwhile is no matter: whoever fences it in full has the lock to itself.
+//! A store of the guest to its tables meanwhile does not matter: a fence that takes the full path has the lock to itself.
 
 use super::fault::{Answer, Forget};
 use super::filler::Filler;
@@ -24,11 +24,11 @@ use rv::{Access, Addr, Hpa, Level, PhysMem, Pte, PteFlags, Request};
 /// The result of a fault that shares the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// It is answered.
+    /// The fault is answered.
     Answered(Answer),
     /// The memory is not mapped yet, and there was nothing to map it with.
     WantsMemory,
-    /// It takes the lock exclusively. Nothing has changed but for memory that may have been mapped.
+    /// The fault takes the lock exclusively. Nothing has changed, except that memory may have been mapped.
     Elsewhere,
 }
 
@@ -177,7 +177,7 @@ impl<S: Shadowed> Filler<S> {
                 let mirror = Pte(line.mirror.load(Relaxed));
                 let page = tables.index.page_mut(at.0);
                 (page.is_recent, page.stay) = (true, Stay::Changed);
-                // Whoever changed it since has a line of its own, or needs none, since the entry is invalid.
+                // A later fill of it has a line of its own; an invalid entry needs none.
                 if page.slot(at.1).read(mem).0 != line.leaf.load(Relaxed) || page.mirror(at.1, mem) == Some(mirror) {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! What vCPUs fill with a share of the lock, and the engine learns later.
+//! The log of entries that vCPUs fill with a share of the lock, and that the engine learns later.
 
 use crate::shadow::pages::At;
 use alloc::boxed::Box;
@@ -23,7 +23,7 @@ pub struct Log {
     pub known: AtomicU64,
 }
 
-/// What vCPUs have filled with a share of the lock, and the engine has not learned yet.
+/// The entries that vCPUs have filled with a share of the lock, and that the engine has not learned yet.
 #[derive(Default)]
 pub struct Fills(pub Box<[Log]>);
 
