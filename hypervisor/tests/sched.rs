@@ -5,7 +5,7 @@ use hypervisor::device::offer::GuestTimer;
 use hypervisor::hart::sched::Sched;
 use hypervisor::life::lifecycle;
 use hypervisor::vm::vcpu::{NOWHERE, Vcpu, VcpuRun, request};
-use rv::BriefCauses;
+use lane::BriefCauses;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

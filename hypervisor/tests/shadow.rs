@@ -6,10 +6,11 @@ use abi::root_cache::{EXTENSION, NO_PAGE, SET_PAGE, bytes};
 use hypervisor::device::uart::START as UART;
 use hypervisor::vm::outcome::{Brief, Known, Outcome};
 use hypervisor::vm::vcpu::NO_SPACE;
+use lane::LaneRoot;
 use mmu::ids::IdSlot;
 use mmu::shadow::GuestFence;
 use rv::csr::status;
-use rv::{Addr, Exception, Exit, LaneRoot, Mode};
+use rv::{Addr, Exception, Exit, Mode};
 use std::sync::atomic::Ordering;
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
@@ -280,7 +281,7 @@ fn a_way_is_not_for_others_and_ends_with_each_fence() {
         write(&mut w, GUEST_RAM_BASE, 0xdf);
         change(&mut w);
         assert_eq!(w.exit(STORE, UART, 0, SB_TRANSFORMED), Outcome::Resume);
-        assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.context.brief), (1, rv::BriefExits::NONE));
+        assert_eq!((w.run.shared.counters.mmio_uart.get(), w.run.context.brief), (1, lane::BriefExits::NONE));
     }
 }
 

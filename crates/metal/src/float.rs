@@ -1,8 +1,8 @@
 //! Floating-point registers. Gnomon is compiled without floating point, so the registers always
 //! hold a guest's state: that of the vCPU which last ran here.
 
+use ::lane::FloatState;
 use core::arch::naked_asm;
-use rv::FloatState;
 
 macro_rules! each_register {
     ($op:literal) => {

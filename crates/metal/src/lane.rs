@@ -1,7 +1,7 @@
 //! The lane: the guest's fences by address, done at the front of the trap vector without leaving for Rust.
 //!
 //! The design, what the lane may touch, and why that is sound are in `docs/lane.md`; its inputs are
-//! [`rv::Lane`]. This file has its two halves: what stands at the front of a guest vector
+//! [`lane::Lane`]. This file has its two halves: what stands at the front of a guest vector
 //! ([`front`](crate::lane)), and for each way out of a guest and each format a block of code, which the front
 //! jumps into by the fence's rs1. A block begins with two jump tables:
 //!
@@ -23,10 +23,11 @@
 
 pub use crate::lane_table::{Deed, Way, table};
 
+use ::lane::context::token;
+use ::lane::{BriefExits, Context, FenceLog, Lane, LaneRoot, LaneRoots, LaneSync};
 use core::arch::global_asm;
 use core::mem::offset_of;
-use rv::context::token;
-use rv::{BriefExits, Context, FenceLog, Gva, Lane, LaneRoot, LaneRoots, LaneSync};
+use rv::Gva;
 
 /// The front of a guest vector, after the exchange of a0 and the scratch register, up to the jump. Without a match it
 /// continues with t4 to t6 saved, at label 2.

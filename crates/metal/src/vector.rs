@@ -1,7 +1,7 @@
 //! Vector registers, of a length known only at run time.
 
+use ::lane::VectorCsrs;
 use core::arch::asm;
-use rv::VectorCsrs;
 
 /// Stores v0 to v31 and the vector CSRs. `to` holds 32 × `vlenb` bytes.
 ///

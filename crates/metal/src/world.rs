@@ -10,16 +10,16 @@
 //! nothing. Gnomon is an event loop: each exit starts on the hart's empty stack, and the handler
 //! ends with the context to enter ([`resume`]). So no register of Gnomon's survives a guest's run, and none need be saved.
 //!
-//! Some exits may be *brief* ([`rv::BriefCauses`]): their handler is an ordinary call, which preserves half of the guest's
+//! Some exits may be *brief* ([`::lane::BriefCauses`]): their handler is an ordinary call, which preserves half of the guest's
 //! registers. If that says that this one is not, the exit goes on as all do, or as one of which something is known.
 //!
 //! There are three guest vectors: from VS mode to M mode, from VS mode to HS mode, and, on harts
 //! without the H extension, from S mode to M mode.
 
 use crate::lane::front;
+use ::lane::{BriefExits, Context, Lane};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
-use rv::{BriefExits, Context, Lane};
 
 /// Saves those of the guest's integer registers that a call preserves to the context in a0.
 macro_rules! save_saved {

@@ -22,7 +22,7 @@ pub enum State {
     /// It maps nothing, and says nothing.
     Empty,
     /// It maps nothing, because a fence has passed over it. Its value, a token, is one that was never there before
-    /// ([`rv::context::token`]): so it cannot be taken for what somebody read there earlier. Or it is valid, and leads where
+    /// ([`lane::context::token`]): so it cannot be taken for what somebody read there earlier. Or it is valid, and leads where
     /// nobody gets.
     Poison,
     /// It maps memory.

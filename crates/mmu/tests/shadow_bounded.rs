@@ -4,12 +4,13 @@
 //! What an operation takes is counted in accesses to memory, of which each stands for some six instructions.
 
 use crate::engine::{self, HOST, Hardware, RAM};
+use ::lane::FenceLog;
 use mmu::gstage::in_portions;
 use mmu::shadow::{Answer, Config, GuestFence, Host, Root, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved};
 use oracle::Machine;
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, FenceLog, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
+use rv::{Access, Addr, Asid, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
 use std::cell::Cell;
 
 /// Most accesses of an operation.

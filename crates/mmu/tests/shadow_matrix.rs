@@ -3,11 +3,12 @@
 //! would, by the same oracle. Nothing is sampled.
 
 use crate::engine::{self, HOST, Hardware, RAM, VM};
+use ::lane::FenceLog;
 use mmu::shadow::{Answer, Config, Host, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, ResolveError, Resolved, with_ready};
 use oracle::{Ad, Context, Machine as Memory, Table, Words};
 use rv::format::SV39;
-use rv::{Access, Addr, Asid, FenceLog, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
+use rv::{Access, Addr, Asid, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, PteFlags, Request};
 
 const IMAGE: Pfn<Hpa> = Pfn::new(0x20_0000);
 const GVA: Addr<Gva> = Addr::new(0x123);

@@ -1,10 +1,11 @@
 //! A guest's table of level 1 at two places of one root, in `steered`: what is linked below it translates at both, so fences at both count.
 
 use crate::engine::steered::{Steered, gva, leaf, pointer};
+use ::lane::{Lane, LaneSync};
 use mmu::shadow::{Answer, GuestFence, Sabotage};
 use mmu::table::State;
 use rv::format::SV39;
-use rv::{Addr, Asid, Gva, Hpa, Lane, LaneSync, PAGE_BYTES, PhysMem};
+use rv::{Addr, Asid, Gva, Hpa, PAGE_BYTES, PhysMem};
 
 /// Guest pages: the root, the table of level 1 that is at 0 and 1 there, tables of level 0, and what leaves lead to.
 const ROOT: u64 = 0;

@@ -330,9 +330,10 @@ fn a_digest_has_what_is_restless_by_another_epoch() {
 #[test]
 fn in_lazy_no_table_becomes_quiet() {
     use crate::engine::{self, HOST, Hardware, RAM};
+    use ::lane::FenceLog;
     use mmu::shadow::{Config, Host, Upkeep, Views};
     use mmu::{AdPolicy, Frames, Object, Prot, Ready, with_ready};
-    use rv::{Access, FenceLog, PhysMem, Request};
+    use rv::{Access, PhysMem, Request};
     let mut mem = oracle::Machine::with_ram(HOST, 2048);
     let mut frames = Frames::new();
     frames.add(HOST, 2048);

@@ -1,7 +1,7 @@
 //! Functions that are small enough to be tried with every value that matters: in place of a proof.
 
+use lane::context::FenceLog;
 use oracle::Machine;
-use rv::context::FenceLog;
 use rv::insn::{MemInsn, MemOp, WordStore, byte_store, byte_store_from_tinst};
 use rv::{Addr, Gva, Pfn, PhysMem};
 

@@ -7,7 +7,7 @@
 
 use crate::PAGE_BYTES;
 
-/// What a trapping load or store does.
+/// The operation of a trapping load or store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemOp {
     /// Load into register `rd` (0..32).
@@ -16,7 +16,7 @@ pub enum MemOp {
         rd: u8,
         /// Bytes read: 1, 2, 4 or 8.
         width: u8,
-        /// Whether the value is sign-extended.
+        /// The value is sign-extended.
         signed: bool,
     },
     /// Store from register `rs` (0..32).
@@ -31,7 +31,7 @@ pub enum MemOp {
 /// A memory instruction and its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemInsn {
-    /// What it does.
+    /// The operation.
     pub op: MemOp,
     /// Its length in bytes, 2 or 4.
     pub length: u8,
@@ -82,14 +82,14 @@ impl MemInsn {
     /// Decodes an instruction as it stands in memory (the low 16 bits suffice for a compressed
     /// one), which with the registers `x` faulted at `at`. `None` if it is not an integer load or store: AMOs,
     /// LR/SC, floating point and vector accesses have no business with a device. Nor has an access that does
-    /// not begin at `at`: what it does before belongs to somebody else.
+    /// not begin at `at`: its bytes before that are another device's.
     #[must_use]
     pub fn decode(insn: u32, x: &[u64; 32], at: u64) -> Option<Self> {
         let decoded = Self::of(insn)?;
         (begins(insn, x) == at).then_some(decoded)
     }
 
-    /// What it is, wherever it goes.
+    /// Decodes an instruction, wherever its access goes.
     fn of(insn: u32) -> Option<Self> {
         if insn & 3 == 3 {
             Some(Self { op: standard(insn)?, length: 4 })
@@ -189,13 +189,13 @@ enum StoreOp {
     MaxU,
 }
 
-/// Whether a transformed instruction tells that its access begins at `at`. By the spec rs1 gives way to the distance from
+/// Returns whether a transformed instruction tells that its access begins at `at`. By the spec rs1 gives way to the distance from
 /// there, but to QEMU 10's it is the low bits of `at`: 0 in the second page of an access across two.
 const fn tells_begin(tinst: u32, at: u64) -> bool {
     field(tinst, 15, 5) == 0 && !at.is_multiple_of(PAGE_BYTES)
 }
 
-/// Where a load, a store or an AMO goes: its base register, and what is added. Of no meaning for other instructions.
+/// Returns the base register and the offset of a load, a store or an AMO. Of no meaning for other instructions.
 fn place(insn: u32) -> (u8, i64) {
     const LOAD: u32 = 0x03;
     const STORE: u32 = 0x23;
@@ -233,8 +233,8 @@ impl WordStore {
         (begins(insn, x) == at).then(|| Self::of(insn))?
     }
 
-    /// The same for a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`]. `None` also
-    /// where it does not tell that the access begins at `at`.
+    /// Decodes a transformed instruction of `htinst` or `mtinst`; see [`MemInsn::from_tinst`]. `None` also
+    /// if it does not tell that the access begins at `at`.
     #[must_use]
     pub fn from_tinst(tinst: u64, at: u64) -> Option<Self> {
         let insn = u32::try_from(tinst).ok().filter(|insn| insn & 1 != 0 && tells_begin(*insn, at))?;
@@ -266,13 +266,13 @@ impl WordStore {
         Some(Self { op, width: 1 << field(insn, 12, 3), rs, rd, length: 4 })
     }
 
-    /// Whether a store at `offset` bytes past a multiple of 8 is aligned to its width.
+    /// Returns whether a store at `offset` bytes past a multiple of 8 is aligned to its width.
     #[must_use]
     pub fn is_aligned(&self, offset: u64) -> bool {
         offset.is_multiple_of(self.width.into())
     }
 
-    /// What 8 aligned bytes hold after it, if they held `word`; the store is `offset` bytes into them, aligned.
+    /// Returns the contents of 8 aligned bytes after it, if they held `word`; the store is `offset` bytes into them, aligned.
     #[must_use]
     pub fn apply(&self, word: u64, offset: u64, operand: u64) -> u64 {
         let (shift, mask) = (8 * offset, u64::MAX >> (64 - 8 * u32::from(self.width)));
@@ -292,7 +292,7 @@ impl WordStore {
         word & !(mask << shift) | (new & mask) << shift
     }
 
-    /// What an AMO leaves in `rd`, if the 8 bytes held `word`.
+    /// Returns the value that an AMO leaves in `rd`, if the 8 bytes held `word`.
     #[must_use]
     pub fn result(&self, word: u64, offset: u64) -> u64 {
         self.sign_extend(word >> (8 * offset)) as u64
@@ -304,7 +304,7 @@ impl WordStore {
     }
 }
 
-/// Whether an instruction cleans, flushes or invalidates a cache block (Zicbom: CBO.CLEAN, CBO.FLUSH, CBO.INVAL).
+/// Returns whether an instruction cleans, flushes or invalidates a cache block (Zicbom: CBO.CLEAN, CBO.FLUSH, CBO.INVAL).
 #[must_use]
 pub const fn is_cache_block_management(insn: u32) -> bool {
     insn & 0x7fff == 0x200f && insn >> 20 <= 2

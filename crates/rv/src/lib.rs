@@ -7,8 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
-pub mod brief;
-pub mod context;
 pub mod csr;
 pub mod exit;
 pub mod fence;
@@ -22,8 +20,6 @@ pub mod system;
 pub mod trap;
 
 pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
-pub use brief::{BriefCauses, BriefExits};
-pub use context::{Context, FenceLog, FloatState, Lane, LaneRoot, LaneRoots, LaneSync, VectorCsrs};
 pub use exit::Exit;
 pub use fence::{Asid, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};

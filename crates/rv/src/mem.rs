@@ -10,8 +10,8 @@ use crate::format::ENTRIES;
 pub trait PhysMem {
     /// Reads 8 bytes at an 8-aligned address, atomically.
     fn read_u64(&self, at: Addr<Hpa>) -> u64;
-    /// Reads 8 bytes at an 8-aligned address in memory that whoever holds the caller's lock has to itself, hardware included: what it
-    /// finds was written under that lock. Nothing else is ordered by it, which spares a fence.
+    /// Reads 8 bytes at an 8-aligned address in memory that only the holder of the caller's lock accesses, no hardware either: the value
+    /// was written under that lock. Nothing else is ordered by it, which spares a fence.
     #[inline(always)]
     fn read_own(&self, at: Addr<Hpa>) -> u64 {
         self.read_u64(at)
@@ -21,19 +21,19 @@ pub trait PhysMem {
     fn write_own(&mut self, at: Addr<Hpa>, value: u64) {
         self.write_u64(at, value);
     }
-    /// Whether one of the 8 words at a 64-aligned address is not 0.
+    /// Returns whether one of the 8 words at a 64-aligned address is not 0.
     fn any_of_eight(&self, at: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(at.wrapping_add(8 * n)) != 0)
     }
-    /// Whether one of the 64 words at a 512-aligned address is not 0.
+    /// Returns whether one of the 64 words at a 512-aligned address is not 0.
     fn any_of_64(&self, at: Addr<Hpa>) -> bool {
         (0..64).any(|n| self.read_u64(at.wrapping_add(8 * n)) != 0)
     }
-    /// Whether one of the 64 words at a 512-aligned address is not what stands in its place at another such.
+    /// Returns whether one of the 64 words at a 512-aligned address differs from its counterpart at another such.
     fn any_differs_of_64(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
         (0..64).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
     }
-    /// Whether one of the 8 words at a 64-aligned address is not what stands in its place at another such.
+    /// Returns whether one of the 8 words at a 64-aligned address differs from its counterpart at another such.
     fn any_differs_of_eight(&self, one: Addr<Hpa>, other: Addr<Hpa>) -> bool {
         (0..8).any(|n| self.read_u64(one.wrapping_add(8 * n)) != self.read_u64(other.wrapping_add(8 * n)))
     }
@@ -66,9 +66,9 @@ pub trait PhysMem {
         found
     }
     /// Writes 8 bytes at an 8-aligned address, atomically: a concurrent hardware walk sees the old
-    /// value or the new one, and whoever sees the new one sees all earlier writes (release).
+    /// value or the new one, and a reader of the new one sees all earlier writes (release).
     fn write_u64(&mut self, at: Addr<Hpa>, value: u64);
-    /// Makes all words of a frame `value`, which nobody else looks at meanwhile.
+    /// Makes all words of a frame `value`. Nothing else reads the frame meanwhile.
     fn fill_frame(&mut self, frame: Pfn<Hpa>, value: u64) {
         (0..ENTRIES as u64).for_each(|n| self.write_u64(frame.at(8 * n), value));
     }
@@ -82,7 +82,7 @@ pub trait PhysMem {
     fn compare_exchange_u64(&mut self, at: Addr<Hpa>, old: u64, new: u64) -> Result<(), u64>;
     /// Fills `pages` frames from `first` with zero bytes.
     fn zero_frames(&mut self, first: Pfn<Hpa>, pages: u64);
-    /// How many frames it fills with zero bytes in some 80,000 instructions, or fewer: 1 at least.
+    /// Returns the number of frames that it fills with zero bytes in some 80,000 instructions, or fewer: 1 at least.
     fn zeroed_at_once(&self) -> u64 {
         128
     }

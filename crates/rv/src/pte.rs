@@ -60,7 +60,7 @@ pub struct Caps {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pte(pub u64);
 
-/// Why an entry with V=1 is reserved (each makes a page fault).
+/// The reason why an entry with V=1 is reserved (each makes a page fault).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
     /// R=0 and W=1.
@@ -82,11 +82,11 @@ pub struct Leaf<S: Space> {
     pub pfn: Pfn<S>,
     /// Every flag but V and N.
     pub flags: PteFlags,
-    /// Whether this is one entry of a 64 KiB Svnapot range.
+    /// The leaf is one entry of a 64 KiB Svnapot range.
     pub napot: bool,
 }
 
-/// What an entry means at its level.
+/// The meaning of an entry at its level.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry<S: Space> {
     /// V=0. The other 63 bits are the software's.
@@ -115,13 +115,13 @@ impl Pte {
         Pfn::new((self.0 & PPN_MASK) >> PPN_SHIFT)
     }
 
-    /// The same entry, but that it leads to another frame.
+    /// Returns the entry with another frame.
     #[must_use]
     pub const fn leading_to<S: Space>(self, pfn: Pfn<S>) -> Pte {
         Pte(self.0 & !PPN_MASK | pfn.raw() << PPN_SHIFT)
     }
 
-    /// Whether this is a pointer to the next table, if it is legal at all: valid, and no leaf.
+    /// Returns whether this is a pointer to the next table, if it is legal at all: valid, and no leaf.
     #[must_use]
     pub const fn is_pointer(self) -> bool {
         const KIND: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::W).union(PteFlags::X).bits();
@@ -178,7 +178,7 @@ impl Pte {
 }
 
 impl<S: Space> Entry<S> {
-    /// The entry in memory. A reserved entry encodes as invalid: nobody writes one on purpose.
+    /// The entry in memory. A reserved entry encodes as invalid: none is written on purpose.
     #[must_use]
     #[inline(always)]
     pub fn encode(self) -> Pte {

@@ -4,6 +4,7 @@
 #![no_main]
 #![expect(unsafe_code, reason = "registers by assembly, CSR writes")]
 
+use ::lane::{FloatState, VectorCsrs};
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use guests::expect::{execute_in, read_csr, write_csr};
@@ -15,7 +16,6 @@ use metal::csr::{self, sstatus};
 use metal::{float, vector};
 use rv::Interrupt::STimer;
 use rv::csr::status;
-use rv::{FloatState, VectorCsrs};
 
 guests::entry_point!(main);
 

@@ -14,14 +14,14 @@ use crate::vm::vcpu::{Tables, VcpuRun};
 use rv::{Exception, Mode, PhysMem};
 
 /// Sends a byte by the UART, if an exit of which the trap vector has found that it may do so does so and nothing else comes of it
-/// ([`rv::BriefExits`]). Otherwise it may be known what it is.
+/// ([`lane::BriefExits`]). Otherwise it may be known what it is.
 #[inline(always)]
 pub fn send_byte<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce() -> Mode, mem: &M) -> Brief {
     debug_assert!(run.context.brief.has(&run.context.exit));
     if run.context.brief.are_of_guest_page() { mmio::sends(run) } else { mmio::sends_by_way(run, privilege, mem) }
 }
 
-/// Returns the kind of the vCPU's exit by this cause, one of those that it has named ([`rv::BriefCauses`]) and not by
+/// Returns the kind of the vCPU's exit by this cause, one of those that it has named ([`lane::BriefCauses`]) and not by
 /// an instruction. `None` if it is not brief.
 #[inline(always)]
 #[must_use]

@@ -29,11 +29,12 @@ use abi::tunable::Id;
 use alloc::format;
 use alloc::string::String;
 use core::sync::atomic::Ordering;
+use lane::BriefExits;
 use mmu::IdSlot;
 use mmu::adapt::{Choice, Found, is_far_too_much};
 use mmu::shadow::Upkeep;
+use rv::Mode;
 use rv::csr::atp::Satp;
-use rv::{BriefExits, Mode};
 
 /// The upkeep of the shadow tables.
 pub(crate) const UPKEEP: Upkeep = Upkeep::Steered;

@@ -29,10 +29,11 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use lane::{BriefCauses, BriefExits};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ad, AddressSpace, Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
-use rv::{Access, Addr, BriefCauses, BriefExits, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
     /// Checks whether this machine can host such a VM's memory in this way.

@@ -2,8 +2,8 @@
 
 use super::insn::{MRET, SRET};
 use gnomon::host::build;
+use lane::{BriefExits, Context};
 use object::{Object, ObjectSection, ObjectSymbol};
-use rv::{BriefExits, Context};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 

@@ -7,8 +7,8 @@ use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, Random, Scene};
 use super::steered::{self, rest_at};
-use rv::context::token;
-use rv::{Lane, LaneRoot, LaneRoots};
+use lane::context::token;
+use lane::{Lane, LaneRoot, LaneRoots};
 
 /// The most roots that there may be, so that none of these meet.
 const PLACES: usize = LaneRoot::MOST;

@@ -7,9 +7,10 @@ use super::image::{
 use super::memory::Memory;
 use super::roots;
 use super::steered::{self, Chunk, LINE};
+use lane::context::token;
+use lane::{Context, FenceLog, Lane};
 use mmu::table::{State, Writer, poison_pointer};
-use rv::context::token;
-use rv::{Context, FenceLog, Lane, Level, Pte};
+use rv::{Level, Pte};
 use std::mem::size_of;
 
 const TABLES: u64 = 0x9000_0000;

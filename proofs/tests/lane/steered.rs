@@ -6,9 +6,10 @@ use super::image::{LANE, X};
 use super::insn::Order;
 use super::memory::Memory;
 use super::scene::{After, INDICES, Place, Random, Scene};
+use lane::{FenceLog, Lane, LaneSync};
 use mmu::shadow::{LEAVES, whole_chunk};
 use mmu::table::{State, Writer, is_poison};
-use rv::{Caps, Entry, FenceLog, Gpa, Lane, LaneSync, Level, Pfn, Pte, PteFlags};
+use rv::{Caps, Entry, Gpa, Level, Pfn, Pte, PteFlags};
 
 /// The guest's tables of level 0.
 pub const GUESTS: u64 = 0xa000_0000;

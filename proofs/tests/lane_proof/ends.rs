@@ -6,9 +6,10 @@ use super::memory::{Gate, Place, RING, RING_BYTES};
 use super::prover::{Did, HEAD, Proved, Prover, State, TOKEN};
 use super::roots::Published;
 use super::solver::Value;
+use lane::context::token;
+use lane::{FenceLog, Lane, LaneSync};
 use mmu::table::is_poison;
-use rv::context::token;
-use rv::{FenceLog, Lane, LaneSync, Pte};
+use rv::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An end that is not the full path.

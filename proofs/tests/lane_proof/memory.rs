@@ -5,8 +5,8 @@ use super::image::{LANE, MARK, VALID};
 use super::insn::{How, Order, Test};
 use super::prover::{Did, Proved, Prover, State};
 use super::solver::{Claim, Value};
+use lane::{FenceLog, Lane, LaneSync};
 use mmu::table::poison_pointer;
-use rv::{FenceLog, Lane, LaneSync};
 
 pub const RING: u64 = LANE + Lane::LOG_RING_AT as u64;
 pub const RING_BYTES: u64 = 8 * <FenceLog>::LENGTH;

@@ -13,8 +13,8 @@ use super::insn::{How, Op, Test, decode};
 use super::memory::{Gate, Place};
 use super::roots::Published;
 use super::solver::{Claim, Solver, Value};
-use rv::context::token;
-use rv::{Context, Lane};
+use lane::context::token;
+use lane::{Context, Lane};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::size_of;
 

@@ -6,7 +6,7 @@ use super::insn::{How, Order};
 use super::memory::ADDRESSES;
 use super::prover::{Did, HEAD, Proved, Prover, State};
 use super::solver::Value;
-use rv::{Lane, LaneRoot, LaneRoots};
+use lane::{Lane, LaneRoot, LaneRoots};
 
 /// The words that are loaded of a root that the vCPU may know, each once.
 const WORDS: [usize; 5] =

@@ -4,8 +4,9 @@ use crate::shadow::entries::{COALESCED, Tables};
 use crate::shadow::pages::{Id, List, Role};
 use crate::shadow::{Sabotage, Shadow, Shadowed};
 use alloc::collections::{BTreeMap, BTreeSet};
+use lane::LaneSync;
 use rv::format::ENTRIES;
-use rv::{Addr, Gpa, Hpa, LaneSync, Level, Pfn, PhysMem, Pte};
+use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem, Pte};
 
 impl<S: Shadowed> Shadow<S> {
     /// Breaks the engine.

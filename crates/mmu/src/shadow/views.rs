@@ -14,8 +14,9 @@ use crate::ids::IdSlot;
 use crate::shadow::{Paging, Root, Shadowed};
 use alloc::vec::Vec;
 use core::ops::Range;
+use lane::{FenceLog, LaneRoot};
 use rv::csr::atp::Satp;
-use rv::{Asid, FenceLog, Gva, LaneRoot};
+use rv::{Asid, Gva};
 
 /// Since when a root may be out of date for the vCPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

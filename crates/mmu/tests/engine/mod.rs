@@ -2,10 +2,11 @@
 
 pub mod steered;
 
+use ::lane::FenceLog;
 use mmu::shadow::{Config, Host, Lists, Paging, Root, Shadow, Views};
 use mmu::{Ad, AddressSpace, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Superpages, with_ready};
 use rv::format::SV39X4;
-use rv::{Asid, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
+use rv::{Asid, Fence, FenceScope, Format, Gpa, Hpa, Pfn, PhysMem};
 
 pub const VM: Owner = Owner::Vm(0);
 pub const HOST: Pfn<Hpa> = Pfn::new(0x10_0000);

@@ -2,11 +2,12 @@
 
 use super::{HOST, Hardware, RAM, REGION};
 use crate::shadow_rig::lane;
+use ::lane::FenceLog;
 use mmu::shadow::{Answer, Beside, Config, Gathered, GuestFence, Host, MARK, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::table::is_poison;
 use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved, with_ready};
 use oracle::Machine;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gva, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request};
+use rv::{Access, Addr, Asid, Format, Gva, Hpa, Level, Mode, Pfn, PhysMem, Pte, PteFlags, Request};
 
 /// One, with memory for the lane.
 pub struct Steered {

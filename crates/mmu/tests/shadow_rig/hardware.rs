@@ -4,16 +4,17 @@
 use super::history::History;
 use super::lane;
 use super::subject::Subject;
+use ::lane::context::token;
+use ::lane::{FenceLog, LaneSync};
 use mmu::globals::Globals;
 use mmu::shadow::{MARK, Root};
 use mmu::table::{self, State, Writer};
 use oracle::Machine;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
-use rv::context::token;
 use rv::{
-    Access, Addr, Caps, Entry, Fence, FenceLog, FenceScope, Format, Gpa, Hpa, LaneSync, Leaf, Level, Mode, Pfn,
-    PhysMem, Pte, PteFlags, Request,
+    Access, Addr, Caps, Entry, Fence, FenceScope, Format, Gpa, Hpa, Leaf, Level, Mode, Pfn, PhysMem, Pte, PteFlags,
+    Request,
 };
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,10 +1,11 @@
 //! The lane's work in `steered` (`crates/metal`, `docs/lane.md`), as a model.
 
 use super::subject::Subject;
+use ::lane::{Lane, LaneSync};
 use mmu::shadow::{GLOBAL_LEAVES, LEAVES, MARK};
 use mmu::table::{State, Writer, is_poison};
 use oracle::Machine;
-use rv::{Addr, Caps, Entry, Format, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
+use rv::{Addr, Caps, Entry, Format, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte};
 
 /// Brings the entry of `gva` in step with the guest's, if it can. Says whether the fence is done.
 pub fn sync<S: Subject>(

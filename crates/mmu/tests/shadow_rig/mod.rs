@@ -56,6 +56,7 @@ mod spells;
 pub mod subject;
 
 use crate::keeper::{Deaf, Keeper};
+use ::lane::FenceLog;
 use audit::{Away, extended};
 use hardware::{AllHarts, Bus, Hardware, Hart, Meddling, Mem};
 use history::{Fences, History, Time};
@@ -68,7 +69,7 @@ use mmu::{
 };
 use oracle::Machine;
 use rv::format::SV39X4;
-use rv::{Access, Addr, Asid, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem, Request};
+use rv::{Access, Addr, Asid, Format, Gpa, Hpa, Pfn, PhysMem, Request};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -255,7 +256,7 @@ impl<S: Subject> Rig<S> {
         let sync = shadow.lane_inputs();
         let harts = (0..vcpus).map(|n| Hart {
             log: Rc::new(RefCell::new(FenceLog::new(n as u32))),
-            token: rv::context::token::start(n as u32),
+            token: ::lane::context::token::start(n as u32),
             tlb: Vec::new(),
             nested: Vec::new(),
             pointers: Vec::new(),

@@ -4,10 +4,11 @@ use super::hardware::{AllHarts, Hardware, Hart, Mem};
 use super::lane;
 use super::subject::Subject;
 use super::{Mutant, RAM, Rig};
+use ::lane::{Lane, LaneRoot};
 use mmu::shadow::{Host, Paging, Root, Views};
 use mmu::{ResolveError, with_ready};
 use rv::csr::atp;
-use rv::{Addr, Asid, Lane, LaneRoot, Pfn};
+use rv::{Addr, Asid, Pfn};
 use std::rc::Rc;
 
 impl<S: Subject> Rig<S> {

@@ -13,6 +13,7 @@ mod state;
 pub use probe::Abilities;
 
 use crate::seat::Seat;
+use ::lane::Context;
 use alloc::string::String;
 use bank::with_bank;
 use hypervisor::device::offer::GuestMode;
@@ -21,7 +22,7 @@ use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
 use rv::csr::{atp, envcfg, hstatus, status};
-use rv::{Addr, Asid, Context, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
+use rv::{Addr, Asid, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
 /// The exceptions that guests take themselves: what a kernel expects to see, and what needs nothing
 /// of Gnomon.

@@ -17,6 +17,7 @@ use crate::drivers::PlicContext;
 use crate::guest::GuestHart;
 use crate::pen;
 use crate::seat::{self, PowerOff, SeatHart};
+use ::lane::Context;
 use abi::record::{EndReason, Record};
 use abi::tunable::Id;
 use alloc::boxed::Box;
@@ -42,7 +43,7 @@ use interrupts::HostDevices;
 pub use interrupts::{Interrupts, MOST_DEVICES};
 use metal::ram::Ram;
 use metal::{fence, world};
-use rv::{Context, Mode};
+use rv::Mode;
 use tags::{Tags, View};
 
 /// The means to reach another hart.

@@ -27,7 +27,7 @@ use abi::root_cache::EXTENSION as ROOT_CACHE;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer};
-use rv::Context;
+use lane::Context;
 use sbi_spec::{base as spec_base, dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};
 

@@ -9,9 +9,10 @@ use crate::memory::adaptive;
 use crate::vm::Memory;
 use crate::vm::outcome::{Brief, Faulted, Kind, Known};
 use crate::vm::vcpu::VcpuRun;
+use lane::BriefCauses;
 use mmu::shadow::{Answer, Beside, Root, Upkeep};
 use rv::system::{is_fence_of_page, names_csr, number};
-use rv::{Access, Addr, BriefCauses, Exception, Gva, Mode, Request};
+use rv::{Access, Addr, Exception, Gva, Mode, Request};
 
 /// The cause of a fault.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,11 +12,12 @@ use abi::bundle::VmConfig;
 use abi::tunable::Id;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
+use lane::{Context, Lane, LaneRoot};
 use mmu::gstage::Ready;
 use mmu::shadow::{GuestFence, Loaded, Paging, Root, Upkeep, Views};
 use rv::csr::atp::{self, Satp};
 use rv::system::{FenceInsn, FenceKind, System, accessed, is_fence, names_csr, number};
-use rv::{Addr, Asid, Context, Gva, Lane, LaneRoot, Mode};
+use rv::{Addr, Asid, Gva, Mode};
 
 /// Returns the paging that a guest's `satp` asks for, or `None` if that is not offered.
 fn paging(satp: &Satp, offer: &Offer) -> Option<Paging> {

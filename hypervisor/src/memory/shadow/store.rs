@@ -1,9 +1,10 @@
 //! Stores of guests to their tables, where these are write-protected.
 
 use crate::vm::fetch;
+use lane::Context;
 use mmu::shadow::{Host, Shadow, Wrote};
 use rv::insn::WordStore;
-use rv::{Addr, Context, Fence, Gpa, Gva, Hpa, Mode, PhysMem};
+use rv::{Addr, Fence, Gpa, Gva, Hpa, Mode, PhysMem};
 
 /// A guest's instruction that may be a store to one of its tables.
 pub(super) struct Store<'a> {

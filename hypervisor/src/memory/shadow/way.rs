@@ -5,8 +5,9 @@ use crate::vm::Memory;
 use crate::vm::fetch;
 use crate::vm::vcpu::{VcpuRun, Way};
 use core::sync::atomic::Ordering;
+use lane::BriefExits;
+use rv::Mode;
 use rv::csr::status;
-use rv::{BriefExits, Mode};
 
 /// Remembers the way by which a store of the vCPU's is about to reach the UART, if it is supervisor mode's without SUM,
 /// which might have led to a page of user mode.

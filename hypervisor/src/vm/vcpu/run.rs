@@ -14,12 +14,13 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use lane::context::token;
+use lane::{BriefCauses, BriefExits, Context, FenceLog, FloatState, VectorCsrs};
 use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
 use mmu::shadow::{Root, Views};
-use rv::context::token;
-use rv::{BriefCauses, BriefExits, Context, Exit, FenceLog, FloatState, Gva, Hpa, Mode, Pfn, VectorCsrs};
+use rv::{Exit, Gva, Hpa, Mode, Pfn};
 
 /// A vCPU's vector state.
 #[derive(Clone, Debug)]

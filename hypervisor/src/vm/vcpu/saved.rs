@@ -10,8 +10,9 @@ use abi::snapshot::bytes::Bytes;
 use abi::snapshot::{Csrs, NEVER, VcpuState};
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering;
+use lane::VectorCsrs;
 use rv::csr::status;
-use rv::{Addr, Interrupt, Mode, VectorCsrs};
+use rv::{Addr, Interrupt, Mode};
 
 /// The bits that a guest can set in its `sstatus`.
 const STATUS: u64 = status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;

@@ -6,9 +6,9 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use alloc::vec::Vec;
 #[cfg(not(feature = "model"))]
 use core::mem::offset_of;
-use mmu::shadow::GuestFence;
 #[cfg(not(feature = "model"))]
-use rv::LaneRoots;
+use lane::LaneRoots;
+use mmu::shadow::GuestFence;
 
 /// Requests posted to a vCPU: bits of [`Vcpu::posted`].
 pub mod request {

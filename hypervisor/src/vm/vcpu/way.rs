@@ -4,11 +4,12 @@ use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use lane::Context;
 use mmu::Mapper;
-use rv::{Addr, Context, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
+use rv::{Addr, FenceScope, Gpa, Hpa, PAGE_BYTES, PhysMem};
 
 /// The fact that a vCPU's supervisor mode reaches the register that takes bytes to send by the address that its
-/// [`rv::BriefExits`] name, on shadow tables.
+/// [`lane::BriefExits`] name, on shadow tables.
 ///
 /// It is what a TLB may hold (TLB-LIKE): the guest's tables led there at some time since its last fence, in the address
 /// space of that `satp`. Its user mode may have no such right, so it is for supervisor mode only.

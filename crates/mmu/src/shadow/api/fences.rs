@@ -4,7 +4,8 @@ use crate::gstage::AddressSpace;
 use crate::shadow::entries::STIRS;
 use crate::shadow::pages::Mappings;
 use crate::shadow::{Host, Root, Sabotage, Shadow, Shadowed, Views};
-use rv::{Addr, Asid, Fence, FenceLog, Gpa, Gva, PAGE_BYTES, PhysMem, Space};
+use lane::FenceLog;
+use rv::{Addr, Asid, Fence, Gpa, Gva, PAGE_BYTES, PhysMem, Space};
 
 /// A fence of the guest's (`sfence.vma` and its like).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,7 +6,8 @@ use crate::shadow::cache::Cache;
 use crate::shadow::lane::LaneMemory;
 use crate::shadow::{Sabotage, Shadow, Shadowed};
 use alloc::boxed::Box;
-use rv::{Gpa, LaneSync, Pfn, PhysMem, PteFlags};
+use lane::LaneSync;
+use rv::{Gpa, Pfn, PhysMem, PteFlags};
 
 impl<S: Shadowed> Shadow<S> {
     /// Takes memory for the lane, if it can take part in this upkeep at all, for RAM of `space` that ends at `end`. Without, it is off.

@@ -4,7 +4,8 @@ use crate::gstage::{ResolveError, Unresolved};
 use crate::shadow::pages::Mappings;
 use crate::shadow::views::Seen;
 use crate::shadow::{Host, Loaded, Paging, Root, Sabotage, Shadow, Shadowed, Views};
-use rv::{Asid, Fence, FenceLog, Gpa, PhysMem};
+use lane::FenceLog;
+use rv::{Asid, Fence, Gpa, PhysMem};
 
 impl<S: Shadowed> Shadow<S> {
     /// Takes from a vCPU the root that it has, if any, and gives it that for what its guest wrote to `satp`, up to date

@@ -10,7 +10,8 @@ use crate::shadow::entries::{COALESCED, Tables};
 use crate::shadow::pages::{At, Id, Mappings, NO_PTE, PARTS, Page, Role};
 use crate::shadow::{Budget, Host, MARK, Sabotage, Shadowed};
 use core::sync::atomic::{Ordering, fence};
-use rv::{Addr, Gpa, Hpa, LaneSync, Pfn, PhysMem, Pte, PteFlags};
+use lane::LaneSync;
+use rv::{Addr, Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
 
 /// An entry of the shadow, and the guest's entry behind it, read in that order.
 #[derive(Clone, Copy)]

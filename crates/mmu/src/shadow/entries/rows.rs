@@ -5,7 +5,8 @@ use crate::shadow::entries::{Act, Slot};
 use crate::shadow::lane::faults_always;
 use crate::shadow::pages::{Id, Index, List, Ref, note_frame, noted_frame};
 use crate::table::Debt;
-use rv::{Addr, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use lane::{Lane, LaneSync};
+use rv::{Addr, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
 /// The places of everything that changes with a leaf of a shadow page.
 #[derive(Clone, Copy)]

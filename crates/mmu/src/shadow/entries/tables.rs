@@ -4,7 +4,8 @@ use crate::shadow::entries::Rules;
 use crate::shadow::lane::Gate;
 use crate::shadow::pages::{At, Id, Index, Page, Walks};
 use crate::shadow::{Counters, Root, Sabotage, Shadowed};
-use rv::{Addr, LaneSync, Level, PhysMem};
+use lane::LaneSync;
+use rv::{Addr, Level, PhysMem};
 
 /// Entries that are looked at between two wide fences when pages become restless: some 60,000 instructions.
 pub const STIRS: u32 = 2048;

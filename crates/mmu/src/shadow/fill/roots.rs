@@ -8,8 +8,9 @@ use crate::shadow::views::Seen;
 use crate::shadow::{Host, Paging, Root, Sabotage, Shadowed, Views};
 use alloc::vec::Vec;
 use core::marker::PhantomData;
+use lane::FenceLog;
 use rv::format::ENTRIES;
-use rv::{Access, Addr, Asid, Fence, FenceLog, Format, Gpa, Hpa, Pfn, PhysMem, PteFlags};
+use rv::{Access, Addr, Asid, Fence, Format, Gpa, Hpa, Pfn, PhysMem, PteFlags};
 
 /// A vCPU has got the root that it asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,7 +23,8 @@
 use crate::shadow::lane::{ID_AT, LOG_AT, LaneMemory};
 use crate::shadow::pages::{Id, Page};
 use crate::sync::spin_loop;
-use rv::{Addr, Hpa, LaneSync, PhysMem};
+use lane::LaneSync;
+use rv::{Addr, Hpa, PhysMem};
 
 /// The lane's side of the tables.
 pub struct Gate {

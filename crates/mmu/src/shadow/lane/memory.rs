@@ -2,7 +2,8 @@
 
 use crate::frames::Run;
 use crate::mapper::Mapper;
-use rv::{Addr, FenceScope, Gpa, Hpa, LaneSync, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
+use lane::LaneSync;
+use rv::{Addr, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
 /// Where a header has the shadow page's number, in bytes before the table that it is for.
 pub const ID_AT: u64 = 8;

@@ -8,7 +8,8 @@ use crate::shadow::policy::{ByAddress, Wide};
 use crate::shadow::sync::Syncer;
 use crate::shadow::{Host, Root, Sabotage, Shadowed};
 use alloc::vec::Vec;
-use rv::{Addr, Entry, Fence, Gpa, Hpa, Lane, LaneSync, Level, PAGE_BYTES, PhysMem, Pte};
+use lane::{Lane, LaneSync};
+use rv::{Addr, Entry, Fence, Gpa, Hpa, Level, PAGE_BYTES, PhysMem, Pte};
 
 /// Writes in a row that no table would see, after which a frame is believed to have another use.
 const FLOOD: u8 = 3;

@@ -1,11 +1,11 @@
 //! Exits that may be brief: the trap vectors call their handler, and go on elsewhere only if that says so.
 
 use super::{Hart, this_hart};
+use ::lane::Context;
 use hypervisor::exit;
 use hypervisor::vm::outcome::{Brief, Kind, Known};
 use hypervisor::vm::vcpu::VcpuRun;
 use metal::world;
-use rv::Context;
 
 impl Hart {
     /// Sends a byte by the UART, if nothing else comes of the exit.

@@ -1,8 +1,8 @@
 //! Which exits may be brief: what the trap vector looks at before it takes an exit the long way.
 
-use crate::exit::Exit;
-use crate::trap::Exception;
 use core::mem::offset_of;
+use rv::Exception;
+use rv::Exit;
 
 /// By which causes exits may be *brief*. The trap vector looks: the bit of a cause is the one that a shift to the left by the cause
 /// brings to the top.

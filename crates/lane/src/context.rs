@@ -1,12 +1,12 @@
-//! What an exit saves: the part of a vCPU that the trap vector touches.
+//! The part of a vCPU that the trap vector touches: the registers that an exit saves, and the lane's data.
 
-use crate::addr::{Addr, Gva, Hpa, Pfn, Space};
 use crate::brief::{BriefCauses, BriefExits};
-use crate::csr::atp;
-use crate::exit::Exit;
-use crate::fence::Asid;
 use core::marker::PhantomData;
 use core::mem::offset_of;
+use rv::Asid;
+use rv::Exit;
+use rv::csr::atp;
+use rv::{Addr, Gva, Hpa, Pfn, Space};
 
 /// Tokens: what the lane leaves in entries that it invalidates. Each is there once: it has the number of the vCPU, and a
 /// count; those of fences that go to the log have a bit of their own.
@@ -19,13 +19,13 @@ pub mod token {
     const VCPU_SHIFT: u32 = 48;
     const OF_LOG: u64 = 1 << 62;
 
-    /// What comes before the first token of vCPU number `vcpu`, below 2^13.
+    /// Returns the number before the first token of vCPU number `vcpu`, below 2^13.
     #[must_use]
     pub const fn start(vcpu: u32) -> u64 {
         (vcpu as u64) << VCPU_SHIFT
     }
 
-    /// The same for its fences that go to the log.
+    /// Returns that number for the fences that go to the log.
     #[must_use]
     pub const fn start_of_log(vcpu: u32) -> u64 {
         OF_LOG | start(vcpu)
@@ -61,7 +61,7 @@ impl<S: Space> FenceLog<S> {
         Self { head: token::start_of_log(vcpu), ring: [0; LOG_LENGTH], space: PhantomData }
     }
 
-    /// How many fences it has seen, beyond some constant.
+    /// Returns the number of fences that it has seen, plus some constant.
     #[must_use]
     pub const fn head(&self) -> u64 {
         self.head / token::STEP
@@ -73,7 +73,7 @@ impl<S: Space> FenceLog<S> {
         token / token::STEP
     }
 
-    /// What [`FenceLog::push_everything`] adds to the head's token.
+    /// The distance that [`FenceLog::push_everything`] adds to the head's token.
     pub const EVERYTHING: u64 = (Self::LENGTH + 1) * token::STEP;
 
     /// Adds as many fences as it holds and one more: whatever was up to date before knows now that it may not be.
@@ -105,14 +105,14 @@ impl<S: Space> FenceLog<S> {
     }
 }
 
-/// What the lane works with: the fast path for fences by address, at the front of the trap vector
+/// The data of the lane: the fast path for fences by address, at the front of the trap vector
 /// (`docs/lane.md`). All of it is the running vCPU's.
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Which bits of an instruction tell that it is one of the lane's.
     mask: u64,
-    /// And what they are then; more than 32 bits while the lane is off.
+    /// The value of those bits for such a fence; more than 32 bits while the lane is off.
     matches: u64,
     /// The root's address plus [`Lane::POINTER_FLAGS`], as if a pointer had led to it.
     root: u64,
@@ -122,9 +122,9 @@ pub struct Lane {
     token: u64,
     /// The jump table for the present root's format.
     table: u64,
-    /// Where it brings an entry in step, and does not only invalidate it.
+    /// The inputs for tables whose entries the lane brings in step, and does not only invalidate.
     sync: LaneSync,
-    /// Where it changes roots.
+    /// The inputs for changes of roots.
     roots: LaneRoots,
     /// Fences of all addresses and all ASIDs that it has done.
     wide: u64,
@@ -141,11 +141,11 @@ pub struct LaneRoot {
     key: u64,
     /// The head of the log when it was left; [`LaneRoot::NEVER`] if all of it may be out of date.
     head: u64,
-    /// As [`Lane`]'s.
+    /// The value for the [`Lane`]'s field of this name.
     root: u64,
-    /// As [`Lane`]'s.
+    /// The value for the [`Lane`]'s field of this name.
     asid: u64,
-    /// What the hart's register gets.
+    /// The value for the hart's register.
     satp: u64,
 }
 
@@ -167,7 +167,7 @@ impl LaneRoot {
     /// No head of a log, which are multiples of [`token::STEP`].
     pub const NEVER: u64 = 1;
 
-    /// How many there are in a pair: so two roots that are wanted in the same one both have a place.
+    /// The number of places in a pair: so two roots that are wanted in the same one both have a place.
     pub const PAIR: usize = 2;
 
     /// The first place of a root's pair, of so many places, a power of two: by its ASID; by the table's frame where that is 0, as it is
@@ -178,7 +178,7 @@ impl LaneRoot {
         ((if asid.0 == 0 { frame as usize } else { asid.0 as usize }) & (places / Self::PAIR - 1)) * Self::PAIR
     }
 
-    /// What is in a place that no root has.
+    /// The contents of a place that no root has.
     #[must_use]
     pub const fn none(place: usize) -> Self {
         Self { key: Self::no_key(place), head: Self::NEVER, root: 0, asid: Lane::NEVER, satp: 0 }
@@ -232,37 +232,37 @@ impl LaneRoot {
     }
 }
 
-/// What the lane needs to change roots (`docs/lane.md`).
+/// The inputs of the lane for changes of roots (`docs/lane.md`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneRoots {
     /// Which bits of an instruction tell that it writes `satp` and does nothing else.
     mask: u64,
-    /// And what they are then; more than 32 bits while the lane leaves these to the full path.
+    /// The value of those bits for such a write; more than 32 bits while the lane leaves these to the full path.
     matches: u64,
-    /// The same for reads of `satp` that do nothing else.
+    /// The value of those bits for a read of `satp` that does nothing else.
     read_mask: u64,
     read_matches: u64,
     /// The address of the table of [`LaneRoot`]s.
     table: u64,
-    /// How many pairs they are less one: the mask of a pair's number.
+    /// The number of pairs less one: the mask of a pair's number.
     last: u64,
     /// The address of the present root's.
     present: u64,
     /// The address of two words: the `satp` that the vCPU says that it runs by, and what is posted to it.
     posting: u64,
-    /// How many times it has changed roots.
+    /// The number of times that it has changed roots.
     changes: u64,
-    /// And has told the guest which one it has.
+    /// The number of times that it has told the guest its root.
     reads: u64,
 }
 
 impl LaneRoots {
-    /// Where what is posted to the vCPU is, in bytes from what it publishes.
+    /// The place of the requests that are posted to the vCPU, in bytes from the word that it publishes.
     pub const POSTED_AT: usize = 8;
 }
 
-/// What the lane needs to bring an entry in step with the guest's (`docs/lane.md`).
+/// The inputs of the lane for bringing an entry in step with the guest's (`docs/lane.md`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneSync {
@@ -272,24 +272,24 @@ pub struct LaneSync {
     pub leaves: u64,
     /// The address of the words that make an HPA of a GPA, by units of 2 MiB.
     pub chunks: u64,
-    /// How many of those there are.
+    /// The number of those.
     pub count: u64,
 }
 
 impl LaneSync {
-    /// Where a root says whether a wide fence has anything to do, in bytes from its table: if it is what [`LaneSync::EPOCH_AT`] has, it
-    /// has not.
+    /// The place where a root says whether a wide fence has anything to do, in bytes from its table: it has not if the word there is the one
+    /// at [`LaneSync::EPOCH_AT`].
     pub const REST_AT: i64 = -24;
-    /// What a root says that is not at rest.
+    /// The word of a root that is not at rest.
     pub const RESTLESS: u64 = 0;
-    /// What those say that are, in bytes from the gate.
+    /// The place of the word of roots at rest, in bytes from the gate.
     pub const EPOCH_AT: u64 = 8;
-    /// Where the address of the guest's table is that a shadow page of level 0 stands for, in bytes from its table.
+    /// The place of the address of the guest's table that a shadow page of level 0 stands for, in bytes from the page's table.
     pub const GUEST_AT: i64 = -16;
     /// Bytes of a line of the log: an entry's address plus [`Lane::POINTER_FLAGS`], and the guest's that it was made from. Or, where
     /// there is no table of level 0, the fenced address with bit 0 set; or [`LaneSync::WIDE`].
     pub const LINE_BYTES: u64 = 16;
-    /// What a line begins with for a fence of all addresses and all ASIDs.
+    /// The first word of a line for a fence of all addresses and all ASIDs.
     pub const WIDE: u64 = 0;
 }
 
@@ -340,7 +340,7 @@ impl Lane {
     pub const LOG_HEAD_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, head);
     /// Offset of the log's ring.
     pub const LOG_RING_AT: usize = offset_of!(Self, log) + offset_of!(FenceLog, ring);
-    /// What makes the head the offset of a slot in the ring.
+    /// The mask that makes the head the offset of a slot in the ring.
     pub const LOG_RING_MASK: u64 = token::STEP * (<FenceLog>::LENGTH - 1);
     /// V and the mark of a pointer between shadows of tables, as they come to stand when the entry is shifted left by 2
     /// to make its frame number an address.
@@ -402,20 +402,20 @@ impl Lane {
         self.roots = LaneRoots { matches, read_matches, table, last, present, posting, ..self.roots };
     }
 
-    /// Whether it changes roots where it can.
+    /// Returns whether the lane changes roots where it can.
     #[must_use]
     pub const fn changes_roots(&self) -> bool {
         self.roots.matches != Self::NEVER
     }
 
-    /// How many times it has changed roots.
+    /// Returns the number of times that the lane has changed roots.
     #[must_use]
     #[inline(always)]
     pub const fn changes(&self) -> u64 {
         self.roots.changes
     }
 
-    /// How many times it has told the guest its `satp`.
+    /// Returns the number of times that the lane has told the guest its `satp`.
     #[must_use]
     pub const fn reads(&self) -> u64 {
         self.roots.reads
@@ -442,7 +442,7 @@ impl Lane {
         self.matches = Self::SFENCE_VMA;
     }
 
-    /// What it is to bring entries in step by. To be called before it is turned on with a table that does.
+    /// Sets the inputs for bringing entries in step. To be called before it is turned on with a table that does.
     pub const fn syncs_by(&mut self, sync: LaneSync) {
         self.sync = sync;
     }
@@ -468,19 +468,19 @@ impl Lane {
 pub struct Context {
     /// x0 to x31; x0 is kept 0.
     pub x: [u64; 32],
-    /// Where the guest goes on: `mepc` or `sepc`.
+    /// The address at which the guest goes on: `mepc` or `sepc`.
     pub pc: u64,
     /// The exit.
     pub exit: Exit,
     /// The stack that the exit handler starts on: the end of the hart's stack.
     pub host_sp: u64,
-    /// What the exit handler finds in `tp`: the hart's own block.
+    /// The value of `tp` in the exit handler: the hart's own block.
     pub host_tp: u64,
     /// By which causes exits may be brief.
     pub brief_causes: BriefCauses,
     /// Of these, which may send a byte by the UART.
     pub brief: BriefExits,
-    /// What the lane works with.
+    /// The lane's data.
     pub lane: Lane,
 }
 
@@ -493,7 +493,7 @@ impl Context {
         Self { x: [0; 32], pc: 0, exit, host_sp: 0, host_tp: 0, brief_causes, brief, lane: Lane::new(vcpu) }
     }
 
-    /// Whether a call preserves that register: the guest has it still at the end of a brief exit.
+    /// Returns whether a call preserves that register: the guest has it still at the end of a brief exit.
     #[must_use]
     pub const fn is_preserved(register: u8) -> bool {
         matches!(register, 8 | 9 | 18..=27)
