@@ -8,6 +8,7 @@ use hypervisor::device::offer::{GuestTimer, Kind, Offer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::{Answer, Device, KINDS, Outside, Place, Unsaved, Wild, virtio};
 use hypervisor::gnomon::Gnomon;
+use hypervisor::io::serial::go_on;
 use hypervisor::vm::{Vm, mapper};
 use mmu::Mapper;
 use mmu::gstage::Ready;
@@ -24,6 +25,7 @@ struct Bell {
     value: u64,
     is_ringing: bool,
     rings: u64,
+    moments: u64,
 }
 
 impl Device for Bell {
@@ -50,12 +52,15 @@ impl Device for Bell {
     fn interrupt(&self) -> bool {
         self.is_ringing
     }
-    fn moment(&mut self, _: &mut dyn Outside) {}
+    fn moment(&mut self, _: &mut dyn Outside) {
+        self.moments += 1;
+    }
     fn reset(&mut self) {
         *self = Self::default();
     }
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         report("bell.rings", self.rings);
+        report("bell.moments", self.moments);
     }
     fn save(&self) -> Result<DeviceState, Unsaved> {
         Err(Unsaved::Never("a bell has no snapshot"))
@@ -105,6 +110,15 @@ fn a_device_is_one_file_and_one_line() {
     // It is counted.
     let counters = w.g.report(&w.run.vm).counters;
     assert!(counters.contains(&("bell.rings", 1)), "{counters:?}");
+    // An event goes to the device that it is for: the UART, then this one.
+    let vm = w.run.vm.clone();
+    let at = (0..).position(|at| vm.devices.all().iter().nth(at).is_none_or(|device| device.name() == "bell")).unwrap();
+    for (device, expected) in [(0, 0), (at, 1), (0, 1)] {
+        vm.devices.ask(device);
+        go_on(&w.g, 1 << vm.slot(), &mut w.hart);
+        let counters = w.g.report(&vm).counters;
+        assert!(counters.contains(&("bell.moments", expected)), "after an event for {device}: {counters:?}");
+    }
 }
 
 /// A mapper that counts the edits of one page.

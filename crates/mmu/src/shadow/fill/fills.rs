@@ -28,13 +28,14 @@ pub struct Log {
 pub struct Fills(pub Box<[Log]>);
 
 impl Fills {
-    /// Lines of a vCPU: to learn as many takes some 30,000 instructions (BOUNDED).
-    const LINES: usize = 256;
+    /// Lines of all vCPUs together, at least [`Fills::LEAST`] each: to learn as many takes some 60,000 instructions (BOUNDED).
+    const LINES: usize = 512;
+    const LEAST: usize = 16;
 
     /// Makes logs for so many vCPUs.
     pub fn for_vcpus(vcpus: usize) -> Self {
         let log = |_| Log {
-            lines: (0..Self::LINES).map(|_| Line::default()).collect(),
+            lines: (0..(Self::LINES / vcpus).max(Self::LEAST)).map(|_| Line::default()).collect(),
             count: AtomicUsize::new(0),
             known: AtomicU64::new(0),
         };
