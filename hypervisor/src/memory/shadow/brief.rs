@@ -95,51 +95,79 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
     }
 }
 
+/// Ends a brief fault with the answer that was found.
+// As a function it would cost each fault 25 instructions: the answer would go through memory.
+macro_rules! end {
+    ($run:ident, $by:ident, ($gva:expr, $access:expr), $found:expr, $env:expr) => {{
+        let counters = &$run.shared.counters;
+        let counter = if $by == By::Poison { &counters.exits_steered } else { &counters.exits_page_fault };
+        match $found {
+            // What is to be done about it takes a look at more ([`steered`]).
+            Some(Answer::Filled { known: true, .. }) if $by == By::Poison => return Brief::NO,
+            // It is carried out while the tables are as they were for the fault.
+            Some(Answer::TableWrite { .. }) => return Brief::NO,
+            Some(Answer::Filled { forget, known }) => _ = filled($gva, $access, (forget, known), $env),
+            Some(Answer::Retry) => {}
+            Some(Answer::Device { gpa }) => return Brief::not(Known::NoRam(gpa)),
+            Some(Answer::Inject(_)) | None => return Brief::not(Known::Fault),
+        }
+        counters.exits.bump();
+        counter.bump();
+        Brief::OVER
+    }};
+}
+
 /// Handles a fault: answers most of them.
 #[inline(always)]
 fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
+    if run.shadow.shares {
+        return fault_among_others(run, env);
+    }
     let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
     run.follow_lane();
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
-    let has_others = run.vm.vcpus.len() > 1;
-    let found = match if has_others { beside(run, root, (gva, &request), env) } else { Beside::Elsewhere } {
-        Beside::Answered(answer) => Some(answer),
-        Beside::WantsMemory => return Brief::not(Known::Fault),
-        Beside::Elsewhere => {
-            // Who has it may wait for this hart.
-            let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
-            by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem())
-        }
-    };
-    let counters = &run.shared.counters;
-    let counter = if by == By::Poison { &counters.exits_steered } else { &counters.exits_page_fault };
-    match found {
-        // What is to be done about it takes a look at more ([`steered`]).
-        Some(Answer::Filled { known: true, .. }) if by == By::Poison => return Brief::NO,
-        // It is carried out while the tables are as they were for the fault.
-        Some(Answer::TableWrite { .. }) => return Brief::NO,
-        Some(Answer::Filled { forget, known }) => _ = filled(gva, access, (forget, known), env),
-        Some(Answer::Retry) => {}
-        Some(Answer::Device { gpa }) => return Brief::not(Known::NoRam(gpa)),
-        Some(Answer::Inject(_)) | None => return Brief::not(Known::Fault),
-    }
-    counters.exits.bump();
-    counter.bump();
-    Brief::OVER
+    // Who has it may wait for this hart.
+    let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
+    let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
+    drop(memory);
+    end!(run, by, (gva, access), found, env)
 }
 
-/// Answers a fault with a share of the VM's lock, if it can be.
+/// Handles a fault of a vCPU that is not its VM's only one.
+#[cold]
 #[inline(never)]
-fn beside<E: Env>(run: &VcpuRun, root: &Root, (gva, request): (Addr<Gva>, &Request), env: &E) -> Beside {
+fn fault_among_others<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
+    let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
+    run.follow_lane();
+    let gva = Addr::new(run.context.exit.tval);
+    let request = request_of(access, env);
+    let Some(root) = run.shadow.root else { return Brief::NO };
+    if run.shadow.is_to_share() {
+        match beside(run, &root, (gva, &request), env) {
+            Some(Beside::Answered(answer)) => {
+                run.shadow.has_shared(true);
+                return end!(run, by, (gva, access), Some(answer), env);
+            }
+            // It is shared soon, and memory is mapped then: not here, for who has it may wait for this hart.
+            None | Some(Beside::WantsMemory) => return Brief::not(Known::Fault),
+            Some(Beside::Elsewhere) => run.shadow.has_shared(false),
+        }
+    }
+    let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
+    let found = by_known_tables(memory.as_mut(), &root, (gva, &request), &mut env.mem());
+    drop(memory);
+    end!(run, by, (gva, access), found, env)
+}
+
+/// Answers a fault with a share of the VM's lock, if it can be. `None`: the lock is held.
+#[inline(never)]
+fn beside<E: Env>(run: &VcpuRun, root: &Root, (gva, request): (Addr<Gva>, &Request), env: &E) -> Option<Beside> {
     let guard = run.vm.memory.share();
-    let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
-        // It is shared soon: not here, for who has it may wait for this hart.
-        return Beside::WantsMemory;
-    };
+    let Memory { space, shadow: Some(shadow) } = guard.as_deref()?.as_ref()? else { return None };
     let vcpu = (root, run.shared.id as usize);
-    shadow.fault_beside(vcpu, gva, request, space, None, &mut env.mem()).unwrap_or(Beside::Elsewhere)
+    shadow.fault_beside(vcpu, gva, request, space, None, &mut env.mem()).ok()
 }
 
 /// Handles a fault of which that is known.

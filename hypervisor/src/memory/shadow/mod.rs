@@ -344,7 +344,8 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
 fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Faulted {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
-    if run.vm.vcpus.len() > 1
+    if run.shadow.shares
+        && run.shadow.is_to_share()
         && let Some(faulted) = fault_beside(g, run, (gva, &request), env)
     {
         return faulted;
@@ -407,7 +408,8 @@ fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Kno
     run.follow_lane();
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
-    if run.vm.vcpus.len() > 1
+    if run.shadow.shares
+        && run.shadow.is_to_share()
         && let Some(faulted) = fault_beside(g, run, (gva, &request), env)
     {
         return faulted;
@@ -438,10 +440,14 @@ fn fault_beside<E: Env>(
     });
     let answer = match done {
         Ok(Some(Beside::Answered(answer))) => answer,
-        Ok(Some(Beside::WantsMemory | Beside::Elsewhere)) => return None,
+        Ok(Some(Beside::WantsMemory | Beside::Elsewhere)) => {
+            run.shadow.has_shared(false);
+            return None;
+        }
         Ok(None) => return Some(helped(g, &Arc::clone(vm), Unreachable::Later, env)),
         Err(why) => return Some(helped(g, &Arc::clone(vm), why, env)),
     };
+    run.shadow.has_shared(true);
     if g.pager.is_on() {
         g.pager.look(frames, env);
     }

@@ -115,6 +115,27 @@ pub struct ShadowState {
     pub unexplained: Unexplained,
     /// The way by which it reaches the UART, while such exits may be brief ([`Context::brief`]).
     pub way: Way,
+    /// Its VM has other vCPUs, so its faults try to share the lock of the VM's memory.
+    pub shares: bool,
+    /// The number of faults in a row that shared the lock in vain, and of those since that did not try.
+    pub in_vain: (u8, u8),
+}
+
+impl ShadowState {
+    /// Returns whether the next fault tries to share the lock of its VM's memory: not if the last ones took it exclusively all the same, except now and
+    /// then.
+    pub const fn is_to_share(&mut self) -> bool {
+        /// Faults of a kind that come in a row, as stores to tables do.
+        const ROW: u8 = 2;
+        const NOW_AND_THEN: u8 = 8;
+        self.in_vain.1 = (self.in_vain.1 + 1) % NOW_AND_THEN;
+        self.in_vain.0 < ROW || self.in_vain.1 == 0
+    }
+
+    /// Notes whether a fault that tried to share the lock was answered so.
+    pub const fn has_shared(&mut self, is_answered: bool) {
+        self.in_vain.0 = if is_answered { 0 } else { self.in_vain.0.saturating_add(1) };
+    }
 }
 
 /// `vsstatus` at a vCPU's start: 64-bit user mode, everything else off.
@@ -124,7 +145,7 @@ impl VcpuRun {
     /// Makes a stopped vCPU. `vlenb` is the length of a vector register in bytes, 0 without V.
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
-        let views = vm.translation.views(&vm.config);
+        let (views, has_others) = (vm.translation.views(&vm.config), vm.config.vcpus > 1);
         let brief = vm.translation.brief();
         let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
         let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.into());
@@ -154,6 +175,8 @@ impl VcpuRun {
                 changes: 0,
                 unexplained: Unexplained::NONE,
                 way: Way::NONE,
+                shares: has_others,
+                in_vain: (0, 0),
             },
             asids_beyond: 0,
             g_root: None,

@@ -51,7 +51,7 @@ impl<S: Shadowed> Shadow<S> {
         if let Some((gate, end)) = self.cache().tables.gate.close(mem) {
             self.filler.syncer.learn(gate, end, mem);
         }
-        if !self.filler.fills.is_empty() {
+        if self.filler.fills.is_pending() {
             self.filler.learn_fills(mem);
         }
     }

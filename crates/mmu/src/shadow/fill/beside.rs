@@ -86,7 +86,7 @@ impl<S: Shadowed> Filler<S> {
         mem: &mut M,
     ) -> Result<Beside, Unresolved> {
         const ELSEWHERE: Result<Beside, Unresolved> = Ok(Beside::Elsewhere);
-        let Some(log) = self.fills.0.get(vcpu).filter(|log| log.count.load(Relaxed) < log.lines.len()) else {
+        let Some(log) = self.fills.logs.get(vcpu).filter(|log| log.count.load(Relaxed) < log.lines.len()) else {
             return ELSEWHERE;
         };
         let tables = &self.syncer.cache.tables;
@@ -152,6 +152,7 @@ impl<S: Shadowed> Filler<S> {
         if !is_filled {
             return Ok(Beside::Answered(Answer::Retry));
         }
+        self.fills.note();
         if is_known {
             log.known.fetch_add(1, Relaxed);
         } else if !rules.is_sabotaged(Sabotage::FillsUnlogged) {
@@ -168,7 +169,8 @@ impl<S: Shadowed> Filler<S> {
     pub fn learn_fills(&mut self, mem: &mut impl PhysMem) {
         let Self { syncer, fills } = self;
         let tables = &mut syncer.cache.tables;
-        for log in &fills.0 {
+        fills.is_pending.store(false, Relaxed);
+        for log in &fills.logs {
             tables.counters.filled_4k += log.known.swap(0, Relaxed);
             let count = log.count.swap(0, Relaxed);
             tables.counters.filled_4k += count as u64;

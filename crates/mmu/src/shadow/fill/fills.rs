@@ -3,7 +3,7 @@
 use crate::shadow::pages::At;
 use alloc::boxed::Box;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use rv::Pte;
 
 /// A filled entry: its page and index, the guest's entry that it was made from, and what it became.
@@ -25,7 +25,11 @@ pub struct Log {
 
 /// The entries that vCPUs have filled with a share of the lock, and that the engine has not learned yet.
 #[derive(Default)]
-pub struct Fills(pub Box<[Log]>);
+pub struct Fills {
+    pub logs: Box<[Log]>,
+    /// Some log is not empty.
+    pub is_pending: AtomicBool,
+}
 
 impl Fills {
     /// Lines of all vCPUs together, at least [`Fills::LEAST`] each: to learn as many takes some 60,000 instructions (BOUNDED).
@@ -39,13 +43,21 @@ impl Fills {
             count: AtomicUsize::new(0),
             known: AtomicU64::new(0),
         };
-        Self((0..vcpus).map(log).collect())
+        Self { logs: (0..vcpus).map(log).collect(), is_pending: AtomicBool::new(false) }
     }
 
-    /// Returns whether no vCPU ever shares the lock.
+    /// Returns whether there is something to be learned.
     #[inline(always)]
-    pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub fn is_pending(&self) -> bool {
+        self.is_pending.load(Relaxed)
+    }
+
+    /// Notes that there is.
+    pub fn note(&self) {
+        // Mostly it is noted: vCPUs do not write the same line of the cache then.
+        if !self.is_pending() {
+            self.is_pending.store(true, Relaxed);
+        }
     }
 }
 
