@@ -65,7 +65,10 @@ impl<S: Shadowed> Shadow<S> {
         };
         let (rate, kept_out) = (Rate::default(), KeptOut::default());
         let syncer = Syncer { cache, digests, candidates, rate, kept_out };
-        Ok(Self { filler: Filler { syncer, fills: Fills::default() }, gathering: Gathering::new() })
+        Ok(Self {
+            filler: Filler { syncer, fills: Fills::default(), others_write: false },
+            gathering: Gathering::new(),
+        })
     }
 
     /// The serial of the next root.

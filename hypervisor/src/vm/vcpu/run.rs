@@ -122,7 +122,7 @@ pub struct ShadowState {
 }
 
 impl ShadowState {
-    /// Returns whether the next fault tries to share the lock of its VM's memory: not if the last ones took it exclusively all the same, except now and
+    /// Returns whether the next fault tries to share the lock of its VM's memory: not if the last ones then took it exclusively, except now and
     /// then.
     pub const fn is_to_share(&mut self) -> bool {
         /// Faults of a kind that come in a row, as stores to tables do.

@@ -73,6 +73,7 @@ impl<S: Shadowed> Shadow<S> {
     /// Lets so many vCPUs answer faults with a share of the lock ([`Shadow::fault_beside`]).
     pub fn begin_sharing(&mut self, vcpus: usize) {
         self.filler.fills = Fills::for_vcpus(vcpus);
+        self.filler.others_write = true;
     }
 
     /// Answers a page fault at `gva` that a vCPU took on `root`, with a share of the VM's lock, if it only fills an entry of known tables. Memory that is

@@ -26,6 +26,7 @@ impl<S: Shadowed> Shadow<S> {
         tables.gate.memory = Some(memory);
         tables.gate.all_have_headers = pool.bodies == 0;
         tables.gate.tell_epoch(tables.unrest.lane_epoch(), mem);
+        self.filler.others_write = true;
         self.open(mem);
     }
 
@@ -48,6 +49,9 @@ impl<S: Shadowed> Shadow<S> {
     /// Does the first half of [`Shadow::alone`], where a closure costs too much: the engine learns what vCPUs and the lane have filled.
     #[inline(always)]
     pub fn close(&mut self, mem: &mut impl PhysMem) {
+        if !self.filler.others_write {
+            return;
+        }
         if let Some((gate, end)) = self.cache().tables.gate.close(mem) {
             self.filler.syncer.learn(gate, end, mem);
         }
@@ -59,6 +63,8 @@ impl<S: Shadowed> Shadow<S> {
     /// The second half.
     #[inline(always)]
     pub fn open(&mut self, mem: &mut impl PhysMem) {
-        self.cache().tables.gate.open(mem);
+        if self.filler.others_write {
+            self.cache().tables.gate.open(mem);
+        }
     }
 }

@@ -167,7 +167,7 @@ impl<S: Shadowed> Filler<S> {
     #[cold]
     #[inline(never)]
     pub fn learn_fills(&mut self, mem: &mut impl PhysMem) {
-        let Self { syncer, fills } = self;
+        let Self { syncer, fills, .. } = self;
         let tables = &mut syncer.cache.tables;
         fills.is_pending.store(false, Relaxed);
         for log in &fills.logs {

@@ -11,6 +11,8 @@ use crate::shadow::sync::Syncer;
 pub struct Filler<S: Shadowed> {
     pub syncer: Syncer<S>,
     pub fills: Fills,
+    /// The lane, or vCPUs that share the lock, write entries: the engine learns what they have written, before it does anything else.
+    pub others_write: bool,
 }
 
 impl<S: Shadowed> Filler<S> {
