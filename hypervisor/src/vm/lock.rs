@@ -69,8 +69,8 @@ impl<T> SharedLock<T> {
     #[cold]
     #[inline(never)]
     fn wait_to_share(&self) -> Option<RwLockReadGuard<'_, T>> {
-        /// Looks, some ten instructions each: several holders come and go meanwhile.
-        const LOOKS: u32 = 4000;
+        /// Looks, some ten instructions each: longer than any exit takes, several times.
+        const LOOKS: u32 = 100_000;
         self.waits.fetch_add(1, Ordering::Relaxed);
         (0..LOOKS).find_map(|_| {
             spin_loop();

@@ -120,40 +120,44 @@ macro_rules! end {
 /// Handles a fault: answers most of them.
 #[inline(always)]
 fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
+    if run.shadow.shares {
+        return fault_among_others(run, env);
+    }
     let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
     run.follow_lane();
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
     // Who has it may wait for this hart.
-    let Some(mut memory) = run.vm.memory.try_lock() else { return fault_among_others(run, env) };
+    let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
     let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
     drop(memory);
     end!(run, by, (gva, access), found, env)
 }
 
-/// Handles a fault of a vCPU while others have the lock, or share it.
+/// Handles a fault of a vCPU that is not its VM's only one.
 #[cold]
 #[inline(never)]
 fn fault_among_others<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let Some((by, access)) = what(run.context.exit.cause) else { return Brief::NO };
+    run.follow_lane();
     let (gva, request) = (Addr::new(run.context.exit.tval), request_of(access, env));
-    let Some(root) = run.shadow.root.filter(|_| run.shadow.shares && run.shadow.is_to_share()) else {
-        return Brief::NO;
-    };
-    match beside(run, &root, (gva, &request), env) {
-        Some(Beside::Answered(answer)) => {
-            run.shadow.has_shared(true);
-            end!(run, by, (gva, access), Some(answer), env)
+    let Some(root) = run.shadow.root else { return Brief::NO };
+    if run.shadow.is_to_share() {
+        match beside(run, &root, (gva, &request), env) {
+            Some(Beside::Answered(answer)) => {
+                run.shadow.has_shared(true);
+                return end!(run, by, (gva, access), Some(answer), env);
+            }
+            // It is shared soon, and memory is mapped then: not here, for the holder may wait for this hart.
+            None | Some(Beside::WantsMemory | Beside::LogIsFull) => return Brief::not(Known::Fault),
+            Some(Beside::Elsewhere) => run.shadow.has_shared(false),
         }
-        // Memory is mapped by the full path.
-        Some(Beside::WantsMemory) => Brief::not(Known::Fault),
-        Some(Beside::Elsewhere) => {
-            run.shadow.has_shared(false);
-            Brief::NO
-        }
-        None => Brief::NO,
     }
+    let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
+    let found = by_known_tables(memory.as_mut(), &root, (gva, &request), &mut env.mem());
+    drop(memory);
+    end!(run, by, (gva, access), found, env)
 }
 
 /// Answers a fault with a share of the VM's lock, if it can be. `None`: the lock is held.

@@ -409,7 +409,6 @@ fn known_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, known: Kno
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     if run.shadow.shares
-        && run.shadow.is_to_share()
         && let Some(faulted) = fault_beside(g, run, (gva, &request), env)
     {
         return faulted;
@@ -431,7 +430,7 @@ fn fault_beside<E: Env>(
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
         let guard = vm.memory.share_soon();
         let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
-            return Ok(Beside::Elsewhere);
+            return Ok(Beside::LogIsFull);
         };
         let vcpu = (&*root, shared.id as usize);
         let done = shadow.fault_beside(vcpu, gva, request, space, Some((frames, ready)), mem);
@@ -440,6 +439,8 @@ fn fault_beside<E: Env>(
     });
     let answer = match done {
         Ok(Some(Beside::Answered(answer))) => answer,
+        // Once, or the lock is held for long.
+        Ok(Some(Beside::LogIsFull)) => return None,
         Ok(Some(Beside::WantsMemory | Beside::Elsewhere)) => {
             run.shadow.has_shared(false);
             return None;

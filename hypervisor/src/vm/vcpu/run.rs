@@ -126,7 +126,7 @@ impl ShadowState {
     /// then.
     pub const fn is_to_share(&mut self) -> bool {
         /// Faults of a kind that come in a row, as stores to tables do.
-        const ROW: u8 = 2;
+        const ROW: u8 = 16;
         const NOW_AND_THEN: u8 = 8;
         self.in_vain.1 = (self.in_vain.1 + 1) % NOW_AND_THEN;
         self.in_vain.0 < ROW || self.in_vain.1 == 0

@@ -28,6 +28,8 @@ pub enum Beside {
     Answered(Answer),
     /// The memory is not mapped yet, and there was nothing to map it with.
     WantsMemory,
+    /// The vCPU's log has no room: the lock is to be taken exclusively once.
+    LogIsFull,
     /// The fault takes the lock exclusively. Nothing has changed, except that memory may have been mapped.
     Elsewhere,
 }
@@ -86,9 +88,10 @@ impl<S: Shadowed> Filler<S> {
         mem: &mut M,
     ) -> Result<Beside, Unresolved> {
         const ELSEWHERE: Result<Beside, Unresolved> = Ok(Beside::Elsewhere);
-        let Some(log) = self.fills.logs.get(vcpu).filter(|log| log.count.load(Relaxed) < log.lines.len()) else {
-            return ELSEWHERE;
-        };
+        let Some(log) = self.fills.logs.get(vcpu) else { return ELSEWHERE };
+        if log.count.load(Relaxed) == log.lines.len() {
+            return Ok(Beside::LogIsFull);
+        }
         let tables = &self.syncer.cache.tables;
         let Some(Target { at, guests, mirror, level }) = self.target(root, gva, mem) else { return ELSEWHERE };
         let page = tables.index.page(at.0);

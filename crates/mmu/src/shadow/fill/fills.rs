@@ -33,7 +33,7 @@ pub struct Fills {
 
 impl Fills {
     /// Lines of all vCPUs together, at least [`Fills::LEAST`] each: to learn as many takes some 60,000 instructions (BOUNDED).
-    const LINES: usize = 512;
+    const LINES: usize = 768;
     const LEAST: usize = 16;
 
     /// Makes logs for so many vCPUs.
