@@ -73,27 +73,27 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
 
     /// Does a portion of a promotion ([`AddressSpace::begin_promotion`]).
     pub fn promote(&mut self, promotion: &mut Promotion) -> Promoted {
+        let done = self.promote_some(promotion);
+        // Entries may have been forgotten though nothing has been edited (SPENT).
+        self.settle(Stale::none());
+        done
+    }
+
+    fn promote_some(&mut self, promotion: &mut Promotion) -> Promoted {
         if promotion.next().map(Pfn::new).any(|page| self.is_kept(page)) {
             return Promoted::Not;
         }
         if !self.is_sabotaged(Sabotage::MovesWithLeaves) && !self.let_go(promotion.next(), Loss::Access) {
-            // What has been forgotten is settled with the next portion.
-            self.settle(Stale::none());
             return Promoted::More;
         }
         let Host { space, frames, mem, .. } = &mut *self.host;
         if AddressSpace::<Gpa>::is_copied(promotion) {
-            let Some((stale, publish)) = space.conclude_promotion(promotion, frames, *mem) else {
-                self.settle(Stale::none());
-                return Promoted::Not;
-            };
+            let concluded = space.conclude_promotion(promotion, frames, *mem);
+            let Some((stale, publish)) = concluded else { return Promoted::Not };
             self.settle_with(stale, Some(publish));
             return Promoted::Whole;
         }
-        let Some(stale) = space.withhold(promotion, *mem) else {
-            self.settle(Stale::none());
-            return Promoted::Not;
-        };
+        let Some(stale) = space.withhold(promotion, *mem) else { return Promoted::Not };
         self.settle(stale);
         self.host.space.copy_withheld(promotion, self.host.mem);
         Promoted::More
@@ -120,7 +120,7 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     /// span followed the one before. For the rest it is called again. Of 2 MiB that would have to be split, and for
     /// whose table there is no frame, nothing goes.
     ///
-    /// What came free is free when this returns.
+    /// The frames of these pages are free when this returns.
     pub fn give_back(&mut self, spans: &[Span]) -> Returned {
         let (returned, stale) = self.take_back(spans);
         self.settle(stale);

@@ -10,7 +10,7 @@
 //! | pages are about to be unmapped, or to move, or to lose a right | [`Mapper::let_go`] | before, in portions (BOUNDED) |
 //! | they have been | [`Mapper::changed`] | after the edit of the table, before TLBs are fenced and frames are free |
 //! | a page is written whose writes were withheld | [`Mapper::dirtied`] | before the guest's store |
-//! | a region comes or goes | [`Mapper::region`] | before its first page can be mapped; after its last has been unmapped |
+//! | a region comes or goes | [`Mapper::region`] | before its first page can be mapped; when no more can be, before those that are mapped are given back |
 //!
 //! After an edit, when [`crate::AddressSpace::settle`] returns (TOLD), nothing that a mapper keeps leads to a frame where the table does not lead, nor
 //! allows what the table does not allow. A fill of an invalid entry is no edit: nothing can have been made from it.
@@ -69,7 +69,6 @@ pub trait Mapper<In: Space = Gpa>: Send + Sync {
 }
 
 /// The list.
-#[derive(Default)]
 pub(crate) struct Mappers<In: Space>(pub Vec<Box<dyn Mapper<In>>>);
 
 impl<In: Space> Mappers<In> {

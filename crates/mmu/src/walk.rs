@@ -88,7 +88,6 @@ pub struct Walk<Out: Space> {
 impl<Out: Space> Walk<Out> {
     /// The A and D flags that `access` needs set and the leaf has clear.
     #[must_use]
-    #[inline(always)]
     pub fn unset(&self, access: Access) -> PteFlags {
         unset(&self.leaf, access)
     }

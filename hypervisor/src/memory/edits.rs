@@ -90,8 +90,8 @@ pub(crate) fn bring_in<E: Env>(
     done.unwrap_or_else(|| left.map_or(Ok(()), |(frame, _)| Err(frame)))
 }
 
-/// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. Frames
-/// that came free are free when this returns.
+/// Makes pages of the VM's RAM untouched again, as many as may be done at once, and every hart forget them. Their
+/// frames are free when this returns.
 pub(crate) fn give_back<E: Env>(g: &Gnomon, vm: &Vm, spans: &[Span], env: &mut E) -> Returned {
     let returned = edit((g, vm, vm.memory.lock()), env, |edits| edits.give_back(spans));
     let returned = returned.unwrap_or(Returned::nothing_of(spans));

@@ -66,7 +66,7 @@ impl<In: Space> Region<In> {
 }
 
 /// The regions of an address space, by their first pages. They are disjoint.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Regions<In: Space> {
     by_start: BTreeMap<u64, Region<In>>,
     /// Counts the changes.

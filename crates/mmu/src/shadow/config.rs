@@ -79,7 +79,7 @@ pub struct Host<'a, M, H> {
     pub(crate) budget: Budget,
 }
 
-/// What parts of an operation on shadow tables cost.
+/// The costs of the parts of an operation on shadow tables, in steps.
 impl Budget {
     /// To take a right from an entry costs as much as to look at so many.
     pub(super) const EDIT: u32 = 14;

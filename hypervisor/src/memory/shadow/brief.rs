@@ -95,28 +95,6 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
     }
 }
 
-/// Ends a brief fault with the answer that was found.
-// As a function it would cost each fault 25 instructions: the answer would go through memory.
-macro_rules! end {
-    ($run:ident, $by:ident, ($gva:expr, $access:expr), $found:expr, $env:expr) => {{
-        let counters = &$run.shared.counters;
-        let counter = if $by == By::Poison { &counters.exits_steered } else { &counters.exits_page_fault };
-        match $found {
-            // What is to be done about it takes a look at more ([`steered`]).
-            Some(Answer::Filled { known: true, .. }) if $by == By::Poison => return Brief::NO,
-            // It is carried out while the tables are as they were for the fault.
-            Some(Answer::TableWrite { .. }) => return Brief::NO,
-            Some(Answer::Filled { forget, known }) => _ = filled($gva, $access, (forget, known), $env),
-            Some(Answer::Retry) => {}
-            Some(Answer::Device { gpa }) => return Brief::not(Known::NoRam(gpa)),
-            Some(Answer::Inject(_)) | None => return Brief::not(Known::Fault),
-        }
-        counters.exits.bump();
-        counter.bump();
-        Brief::OVER
-    }};
-}
-
 /// Handles a fault: answers most of them.
 #[inline(always)]
 fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
@@ -132,7 +110,7 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
     let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
     drop(memory);
-    end!(run, by, (gva, access), found, env)
+    ended(run, by, (gva, access), found, env)
 }
 
 /// Handles a fault of a vCPU that is not its VM's only one.
@@ -147,7 +125,7 @@ fn fault_among_others<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
         match beside(run, &root, (gva, &request), env) {
             Some(Beside::Answered(answer)) => {
                 run.shadow.has_shared(true);
-                return end!(run, by, (gva, access), Some(answer), env);
+                return ended(run, by, (gva, access), Some(answer), env);
             }
             // It is shared soon, and memory is mapped then: not here, for the holder may wait for this hart.
             None | Some(Beside::WantsMemory | Beside::LogIsFull) => return Brief::not(Known::Fault),
@@ -157,7 +135,33 @@ fn fault_among_others<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
     let found = by_known_tables(memory.as_mut(), &root, (gva, &request), &mut env.mem());
     drop(memory);
-    end!(run, by, (gva, access), found, env)
+    ended(run, by, (gva, access), found, env)
+}
+
+/// Ends a brief fault with the answer that was found.
+#[inline(always)]
+fn ended<E: Env>(
+    run: &VcpuRun,
+    by: By,
+    (gva, access): (Addr<Gva>, Access),
+    found: Option<Answer>,
+    env: &mut E,
+) -> Brief {
+    let counters = &run.shared.counters;
+    let counter = if by == By::Poison { &counters.exits_steered } else { &counters.exits_page_fault };
+    match found {
+        // What is to be done about it takes a look at more ([`steered`]).
+        Some(Answer::Filled { known: true, .. }) if by == By::Poison => return Brief::NO,
+        // It is carried out while the tables are as they were for the fault.
+        Some(Answer::TableWrite { .. }) => return Brief::NO,
+        Some(Answer::Filled { forget, known }) => _ = filled(gva, access, (forget, known), env),
+        Some(Answer::Retry) => {}
+        Some(Answer::Device { gpa }) => return Brief::not(Known::NoRam(gpa)),
+        Some(Answer::Inject(_)) | None => return Brief::not(Known::Fault),
+    }
+    counters.exits.bump();
+    counter.bump();
+    Brief::OVER
 }
 
 /// Answers a fault with a share of the VM's lock, if it can be. `None`: the lock is held.

@@ -54,7 +54,6 @@ impl Rules {
     }
 
     /// Returns the rights of a guest's leaf with A.
-    #[inline(always)]
     pub fn rights(&self, flags: PteFlags) -> PteFlags {
         permissions(if self.is_sabotaged(Sabotage::IgnoresDirty) { flags | PteFlags::D } else { flags })
     }

@@ -51,18 +51,15 @@ impl Gate {
     /// the lane has written lines.
     #[inline(always)]
     pub fn close(&mut self, mem: &mut impl PhysMem) -> Option<(Addr<Hpa>, u64)> {
-        let gate = self.memory.as_ref()?.gate();
         debug_assert!(!self.is_closed);
-        let mut next = mem.exchange_u64(gate, 0);
-        while next == 0 {
-            spin_loop();
-            next = mem.exchange_u64(gate, 0);
-        }
+        let next = self.enter(mem)?;
+        let gate = self.memory.as_ref()?.gate();
         self.is_closed = true;
         (next != gate.raw() + LOG_AT).then_some((gate, next))
     }
 
     /// Keeps the lane out for a moment, with a share of the lock. Returns what is to be left there ([`Gate::leave`]).
+    #[inline(always)]
     pub fn enter(&self, mem: &mut impl PhysMem) -> Option<u64> {
         let gate = self.memory.as_ref()?.gate();
         let mut next = mem.exchange_u64(gate, 0);

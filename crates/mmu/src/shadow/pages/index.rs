@@ -100,7 +100,6 @@ impl Index {
     }
 
     /// Where a live leaf of `key` is listed.
-    #[inline(always)]
     pub fn list_of_leaf(key: Key, index: usize, mirror: Pte) -> List {
         let gfn = key.frame_of(index, mirror);
         if key.level == Level::PAGE { List::Frame(gfn) } else { List::Mega(gfn) }

@@ -98,7 +98,6 @@ impl Key {
     }
 
     /// The guest frame that a leaf at `index` leads to, which was made from `mirror`.
-    #[inline(always)]
     pub fn frame_of(self, index: usize, mirror: Pte) -> Pfn<Gpa> {
         match self.role {
             Role::Table => mirror.pfn(),

@@ -68,8 +68,8 @@ impl<S: Shadowed> Walks<S> {
         Some((self.find(root.serial, gva)?, root.format.index_in_frame(gva, Level::PAGE)))
     }
 
-    /// Goes down from a shadow page as far as pointers lead from one shadow of a guest's table to another. Returns where
-    /// that is: the entry that decides about the address, or the last above it; and whether it is to be remembered.
+    /// Goes down from a shadow page as far as pointers lead from one shadow of a guest's table to another. Returns the entry there, which
+    /// decides about the address or is the last above the one that does, and whether the way is to be remembered.
     #[inline(always)]
     pub fn way(&self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> (At, bool) {
         let (mut id, format) = (from, root.format);
