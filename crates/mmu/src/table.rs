@@ -22,8 +22,8 @@ pub enum State {
     /// It maps nothing, and says nothing.
     Empty,
     /// It maps nothing, because a fence has passed over it. Its value, a token, is one that was never there before
-    /// ([`lane::context::token`]): so it cannot be taken for what somebody read there earlier. Or it is valid, and leads where
-    /// nobody gets.
+    /// ([`lane::context::token`]): so no value that was read from the entry earlier equals it. Or it is valid, and leads to
+    /// a frame that no hart lets a guest reach.
     Poison,
     /// It maps memory.
     Leaf,
@@ -31,7 +31,7 @@ pub enum State {
     Pointer,
 }
 
-/// Who writes entries.
+/// The writer of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Writer {
     /// The engine, whose caller holds the VM's lock.

@@ -4,7 +4,7 @@
 mod engine;
 mod formats;
 mod gstage;
-mod gstage_filler;
+mod gstage_beside;
 mod gstage_giga;
 mod gstage_mega;
 mod gstage_promote;

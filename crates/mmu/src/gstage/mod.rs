@@ -22,9 +22,9 @@
 //! The caller serialises edits of one address space. Only first touches may be resolved by several harts at once ([`AddressSpace::fill`]). Frames and
 //! memory are lent for each call, so that it may guard them by locks of its own.
 
+mod beside;
 mod demand;
 mod edit;
-mod filler;
 mod giga;
 mod give_back;
 mod kept;
@@ -40,7 +40,7 @@ mod remove;
 mod space;
 mod told;
 
-pub use filler::Filled;
+pub use beside::Filled;
 pub(crate) use give_back::GiveBack;
 pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};

@@ -1,4 +1,4 @@
-//! The two ways to resolve a fault: the filler, and the address space.
+//! The two ways to resolve a fault: with a share of the lock, and exclusively.
 
 use super::Rig;
 use mmu::gstage::Filled;
@@ -6,7 +6,7 @@ use mmu::{How, ResolveError, Resolved, Stale, with_ready};
 use rv::{Access, Addr, Gpa};
 
 impl Rig {
-    /// Tries the filler first in three of four faults.
+    /// Tries it with a share of the lock first in three of four faults.
     pub(super) fn resolve(&mut self, gpa: Addr<Gpa>, access: Access) -> Result<Resolved, ResolveError> {
         if !(self.writes + gpa.pfn().raw()).is_multiple_of(4) {
             let filled = with_ready(&self.frames, &mut self.world, |ready, mem| {

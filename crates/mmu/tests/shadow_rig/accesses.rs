@@ -110,7 +110,7 @@ impl<S: Subject> Rig<S> {
                 self.answered_beside += 1;
                 Some(answer)
             }
-            Ok(Beside::Elsewhere | Beside::LogIsFull) => None,
+            Ok(Beside::Elsewhere | Beside::NotNow) => None,
             done => panic!("{done:?}"),
         }
     }

@@ -128,7 +128,7 @@ fn fault_among_others<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
                 return ended(run, by, (gva, access), Some(answer), env);
             }
             // It is shared soon, and memory is mapped then: not here, for the holder may wait for this hart.
-            None | Some(Beside::WantsMemory | Beside::LogIsFull) => return Brief::not(Known::Fault),
+            None | Some(Beside::WantsMemory | Beside::NotNow) => return Brief::not(Known::Fault),
             Some(Beside::Elsewhere) => run.shadow.has_shared(false),
         }
     }

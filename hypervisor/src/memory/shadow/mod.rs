@@ -430,7 +430,7 @@ fn fault_beside<E: Env>(
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
         let guard = vm.memory.share_soon();
         let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
-            return Ok(Beside::LogIsFull);
+            return Ok(Beside::NotNow);
         };
         let vcpu = (&*root, shared.id as usize);
         let done = shadow.fault_beside(vcpu, gva, request, space, Some((frames, ready)), mem);
@@ -439,8 +439,7 @@ fn fault_beside<E: Env>(
     });
     let answer = match done {
         Ok(Some(Beside::Answered(answer))) => answer,
-        // Once, or the lock is held for long.
-        Ok(Some(Beside::LogIsFull)) => return None,
+        Ok(Some(Beside::NotNow)) => return None,
         Ok(Some(Beside::WantsMemory | Beside::Elsewhere)) => {
             run.shadow.has_shared(false);
             return None;

@@ -28,8 +28,8 @@ pub enum Beside {
     Answered(Answer),
     /// The memory is not mapped yet, and there was nothing to map it with.
     WantsMemory,
-    /// The vCPU's log has no room: the lock is to be taken exclusively once.
-    LogIsFull,
+    /// This fault takes the lock exclusively, the next ones do not: the vCPU's log has no room, or the lock is held for long.
+    NotNow,
     /// The fault takes the lock exclusively. Nothing has changed, except that memory may have been mapped.
     Elsewhere,
 }
@@ -90,7 +90,7 @@ impl<S: Shadowed> Filler<S> {
         const ELSEWHERE: Result<Beside, Unresolved> = Ok(Beside::Elsewhere);
         let Some(log) = self.fills.logs.get(vcpu) else { return ELSEWHERE };
         if log.count.load(Relaxed) == log.lines.len() {
-            return Ok(Beside::LogIsFull);
+            return Ok(Beside::NotNow);
         }
         let tables = &self.syncer.cache.tables;
         let Some(Target { at, guests, mirror, level }) = self.target(root, gva, mem) else { return ELSEWHERE };

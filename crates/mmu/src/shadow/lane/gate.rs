@@ -16,9 +16,10 @@
 //!
 //! Which of the four the header is, and with it the table behind it, changes from page to page: so that tables do not share sets of caches.
 //!
-//! The gate is a lock: whoever takes it leaves 0 there. The lane never waits for it, but goes the full path; the engine
-//! does wait ([`Shadow::alone`]), for the lane holds it some fifty instructions. While the engine works it is closed. So nobody changes an
-//! entry of level 0 between two steps of the engine's, and the log has all that the lane has done when the engine begins.
+//! The gate is a lock: it is 0 while it is held. The lane never waits for it, but goes the full path. The engine, which closes
+//! it while it works ([`Shadow::alone`]), and a fault with a share of the VM's lock (`shadow/fill/beside`), which enters for one exchange, do
+//! wait: the lane holds it some fifty instructions. So the lane changes no entry of level 0 between two steps of the engine's, and
+//! the log has all that the lane has done when the engine begins.
 
 use crate::shadow::lane::{ID_AT, LOG_AT, LaneMemory};
 use crate::shadow::pages::{Id, Page};
@@ -93,7 +94,7 @@ impl Gate {
         true
     }
 
-    /// A new page's number, where whoever comes by its table finds it.
+    /// A new page's number, in its header: it is found by the table's address.
     pub fn write_id(page: &Page, id: Id, mem: &mut impl PhysMem) {
         if page.body.header.is_some() {
             mem.write_own(Addr::new(page.table().base().raw() - ID_AT), id.into());

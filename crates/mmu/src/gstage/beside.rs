@@ -1,9 +1,9 @@
-//! The filler: resolves first touches of several harts at once.
+//! First touches of several harts at once, each with a *share* of the lock that guards the [`AddressSpace`]: a readers-writer lock.
 //!
-//! A fault is the filler's if it is a first touch of anonymous memory, or if another hart has resolved it already. Such a fault writes at most one linked
-//! entry, from 0 to a leaf or to a table that holds the leaf, by compare-and-exchange. So any
-//! number of harts may fill one table at once, each with a *share* of the lock that guards the [`AddressSpace`]: a readers-writer lock.
-//! All other faults and all removals need the lock exclusively: while a filler walks the table, no table page is freed and no leaf changes.
+//! A share is enough for a fault that is a first touch of anonymous memory, or that another hart has resolved already. Such a fault
+//! writes at most one linked entry, from 0 to a leaf or to a table that holds the leaf, by compare-and-exchange. So any
+//! number of harts may fill one table at once.
+//! All other faults and all removals need the lock exclusively: while the lock is shared, no table page is freed and no leaf changes.
 //!
 //! Frames are allocated and cleared before the exchange. If the exchange fails, they are freed and the walk starts anew.
 

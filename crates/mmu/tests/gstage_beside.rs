@@ -1,4 +1,4 @@
-//! The filler: which faults it resolves, and which it leaves to the holder of the lock. `models.rs` has several harts at once, and `gstage_random.rs`
+//! Faults with a share of the lock: those that are resolved, and those that are left to the holder of the lock. `models.rs` has several harts at once, and `gstage_random.rs`
 //! random faults.
 
 use mmu::gstage::{Filled, Region};
@@ -45,7 +45,7 @@ impl Fence<Gpa> for NoTlb {
     fn fence(&mut self, _: FenceScope<Gpa>) {}
 }
 
-/// Resolves a touch by the filler, if it can.
+/// Resolves a touch with a share of the lock, if that is enough.
 fn fill(vm: &mut Vm, page: u64, access: Access) -> Option<(Addr<Hpa>, How)> {
     let filled = with_ready(&vm.frames, &mut vm.mem, |ready, mem| {
         vm.space.fill(Pfn::new(page).at(8), access, ready, &vm.frames, mem)
