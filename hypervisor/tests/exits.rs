@@ -302,7 +302,7 @@ fn uart_input_reaches_the_guest_through_the_plic() {
     let vm = w.run.vm.clone();
     let mut uart = vm.devices.uart.lock();
     uart.receive(b'k');
-    vm.devices.pass_uart(&mut uart, &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Leave));
+    vm.devices.pass_line(&mut uart, &mut Reach::new(&w.g, &vm, &mut w.hart, Output::Leave));
     drop(uart);
     assert!(w.run.shared.external.load(Ordering::SeqCst));
     let claim = PLIC + 0x20_1004;

@@ -68,7 +68,7 @@ impl<D> Seat<D> {
 
 impl Seat<Box<dyn Device>> {
     /// Returns the device as one of that type, if it is.
-    pub fn as_mut<D: Device>(&mut self) -> Option<&mut D> {
+    pub fn downcast<D: Device>(&mut self) -> Option<&mut D> {
         (&mut *self.device as &mut dyn Any).downcast_mut()
     }
 }
@@ -205,7 +205,7 @@ impl Devices {
         let at = self.types.iter().position(|(of, _)| *of == TypeId::of::<D>())?;
         board.serve(at + 1);
         let mut seat = self.others[at].lock();
-        let result = seat.as_mut().map(|device| act(device, board));
+        let result = seat.downcast().map(|device| act(device, board));
         self.pass_line(&mut seat, board);
         drop(seat);
         if self.is_console(at + 1) {
@@ -227,7 +227,7 @@ impl Devices {
                 board.serve(0);
                 let mut seat = self.uart.lock();
                 let answer = seat.load(offset, width, board);
-                self.accessed_uart(&mut seat, answer, board)
+                self.accessed(&mut seat, answer, board)
             }
             Target::Device(at) => {
                 board.serve(at);
@@ -254,7 +254,7 @@ impl Devices {
                 board.serve(0);
                 let mut seat = self.uart.lock();
                 let answer = seat.store(offset, width, value, board);
-                self.accessed_uart(&mut seat, answer, board)
+                self.accessed(&mut seat, answer, board)
             }
             Target::Device(at) => {
                 board.serve(at);
@@ -286,7 +286,7 @@ impl Devices {
         if source == uart::SOURCE {
             let mut seat = self.uart.lock();
             act(&mut seat.device);
-            self.pass_uart(&mut seat, board);
+            self.pass_line(&mut seat, board);
         } else if let Some(at) = self.types.iter().position(|(_, of)| *of == source) {
             let mut seat = self.others[at].lock();
             act(&mut *seat.device);
@@ -295,16 +295,12 @@ impl Devices {
     }
 
     #[inline(always)]
-    fn accessed_uart<T>(&self, seat: &mut Seat<Uart>, answer: Answer<T>, board: &mut dyn Board) -> Answer<T> {
-        match answer {
-            Answer::Done(_) | Answer::Again => self.pass_uart(seat, board),
-            Answer::Later => board.hold(),
-            Answer::Refused => {}
-        }
-        answer
-    }
-
-    fn accessed<T>(&self, seat: &mut Seat<Box<dyn Device>>, answer: Answer<T>, board: &mut dyn Board) -> Answer<T> {
+    fn accessed<T>(
+        &self,
+        seat: &mut Seat<impl AsMut<dyn Device>>,
+        answer: Answer<T>,
+        board: &mut dyn Board,
+    ) -> Answer<T> {
         match answer {
             Answer::Done(_) | Answer::Again => self.pass_line(seat, board),
             Answer::Later => board.hold(),
@@ -313,21 +309,14 @@ impl Devices {
         answer
     }
 
-    /// Passes the UART's line to the controller, if it has changed.
+    /// Passes a device's line to the controller, if it has changed. The UART's is known without a call through a table.
     #[inline(always)]
-    pub fn pass_uart(&self, seat: &mut Seat<Uart>, board: &mut dyn Board) {
-        let high = seat.device.interrupt();
+    pub fn pass_line(&self, seat: &mut Seat<impl AsMut<dyn Device>>, board: &mut dyn Board) {
+        let device = seat.device.as_mut();
+        let high = device.interrupt();
         if high != seat.is_high {
             seat.is_high = high;
-            self.set_line(uart::SOURCE, high, board);
-        }
-    }
-
-    fn pass_line(&self, seat: &mut Seat<Box<dyn Device>>, board: &mut dyn Board) {
-        let high = seat.device.interrupt();
-        if high != seat.is_high {
-            seat.is_high = high;
-            self.set_line(seat.device.source(), high, board);
+            self.set_line(device.source(), high, board);
         }
     }
 
@@ -364,40 +353,49 @@ impl Devices {
         let due = self.asked.swap(0, Ordering::SeqCst) | self.timed.load(Ordering::SeqCst);
         for at in (0..=self.others.len()).filter(|at| due >> at & 1 == 1) {
             board.serve(at);
-            if at == 0 {
-                let mut seat = self.uart.lock();
-                if may_be() {
-                    seat.moment(board);
-                    self.pass_uart(&mut seat, board);
-                    continue;
-                }
-            } else {
-                let mut seat = self.others[at - 1].lock();
-                if may_be() {
-                    seat.moment(board);
-                    self.pass_line(&mut seat, board);
-                    continue;
-                }
+            let had = match at {
+                0 => self.moment(&self.uart, &may_be, board),
+                _ => self.moment(&self.others[at - 1], &may_be, board),
+            };
+            if !had {
+                self.asked.fetch_or(1 << at, Ordering::SeqCst);
             }
-            self.asked.fetch_or(1 << at, Ordering::SeqCst);
         }
         if may_be() && self.console.is_some_and(|at| (due & 1 | due >> at & 1) != 0) {
             self.pass_input(board);
         }
     }
 
-    /// Passes input on to the virtio console, if there is one whose driver has buffers, and both lines.
+    /// Gives a device its moment, if it may have one. Returns whether it had it.
+    fn moment(
+        &self,
+        seat: &Mutex<Seat<impl AsMut<dyn Device>>>,
+        may_be: impl Fn() -> bool,
+        board: &mut dyn Board,
+    ) -> bool {
+        let mut seat = seat.lock();
+        // With the device's lock held: a freeze takes all of them.
+        let may = may_be();
+        if may {
+            seat.device.as_mut().moment(board);
+            self.pass_line(&mut seat, board);
+        }
+        may
+    }
+
+    /// Passes input on to the virtio console, if there is one whose driver has buffers, and the lines of both. Without one
+    /// the input is the UART's.
     pub fn pass_input(&self, board: &mut dyn Board) {
-        let Some(at) = self.console else { return };
+        let Some(at) = self.console else { return self.pass_line(&mut self.uart.lock(), board) };
         board.serve(at);
         let mut seat = self.others[at - 1].lock();
         let mut uart = self.uart.lock();
         if uart.has_received()
-            && let Some(console) = seat.as_mut::<Mmio<Console>>()
+            && let Some(console) = seat.downcast::<Mmio<Console>>()
         {
             console.take_input(&mut uart, board);
         }
-        self.pass_uart(&mut uart, board);
+        self.pass_line(&mut uart, board);
         drop(uart);
         self.pass_line(&mut seat, board);
     }

@@ -298,6 +298,14 @@ impl Uart {
     }
 }
 
+/// The UART is a device of its board by itself; the others are so in a box.
+impl AsMut<dyn Device> for Uart {
+    #[inline(always)]
+    fn as_mut(&mut self) -> &mut dyn Device {
+        self
+    }
+}
+
 impl Device for Uart {
     fn name(&self) -> &'static str {
         "serial"

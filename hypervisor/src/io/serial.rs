@@ -304,8 +304,8 @@ fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     } else {
         // The memory of a frozen VM does not change: its devices have their moment when it is let go.
         _ = vm.devices.ask(0);
+        vm.devices.pass_line(&mut vm.devices.uart.lock(), board);
     }
-    vm.devices.pass_uart(&mut vm.devices.uart.lock(), board);
 }
 
 /// Returns whether there is room for the next byte. If not, input stays in the port, which passes that on to the
@@ -329,7 +329,7 @@ fn has_taker(g: &Gnomon) -> bool {
 /// Passes the UART's line on after input was taken from it; there may be room for more.
 pub fn input_taken<E: Env>(g: &Gnomon, vm: &Vm, mut uart: MutexGuard<'_, Seat<Uart>>, env: &mut E) {
     let has_room = uart.has_room();
-    vm.devices.pass_uart(&mut uart, &mut Reach::new(g, vm, env, Output::Leave));
+    vm.devices.pass_line(&mut uart, &mut Reach::new(g, vm, env, Output::Leave));
     drop(uart);
     if has_room {
         g.console.release_input();
