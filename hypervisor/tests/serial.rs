@@ -74,6 +74,33 @@ fn a_guest_that_prints_too_much_waits_until_there_is_room() {
     assert_eq!(fake::printed().matches('.').count(), stored + 1);
 }
 
+/// A call that waits for room is made again, whatever else the VM's devices have to do.
+#[test]
+fn a_call_that_waits_for_room_is_made_again_when_there_is_some() {
+    let mut w = world(1, GuestTimer::Sstc);
+    ROOM.set(0);
+    let call = |w: &mut World| {
+        (w.run.context.x[10], w.run.context.x[16], w.run.context.x[17]) = (b'!'.into(), 2, dbcn::EID_DBCN as u64);
+        w.exit(10, 0, 0, 0)
+    };
+    let mut printed = 0;
+    while call(&mut w) == Outcome::Resume {
+        printed += 1;
+        assert!(printed < 100_000, "it never waits");
+    }
+    let is_awake = |w: &World| w.run.shared.posted.load(Ordering::SeqCst) & request::AGAIN != 0;
+    for _ in 0..10 {
+        serial::go_on(&w.g, 1, &mut w.hart);
+    }
+    assert!(!is_awake(&w), "there is no room yet");
+    ROOM.set(16);
+    for _ in 0..10 {
+        serial::go_on(&w.g, 1, &mut w.hart);
+    }
+    assert!(is_awake(&w));
+    assert_eq!(call(&mut w), Outcome::Resume);
+}
+
 #[test]
 fn the_legacy_calls_read_and_print_a_byte() {
     let mut w = world(1, GuestTimer::Sstc);

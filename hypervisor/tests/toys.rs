@@ -13,13 +13,16 @@ use hypervisor::vm::{Vm, mapper};
 use mmu::Mapper;
 use mmu::gstage::Ready;
 use rv::{Access, Addr, Exception, FenceScope, Gpa, PhysMem};
+use sbi_spec::dbcn;
 
 const AT: u64 = 0x1010_0000;
+const BUSY: u64 = 77;
 const SOURCE: u32 = 20;
 const LW: u64 = 0x2583;
 const SW: u64 = 0x00b0_2023;
 
-/// A device with one register: a store raises its interrupt, a load lowers it and returns the value that was stored.
+/// A device with one register: a store raises its interrupt, a load lowers it and returns the value that was stored. While that is
+/// [`BUSY`], each moment asks for another one.
 #[derive(Debug, Default)]
 struct Bell {
     value: u64,
@@ -52,8 +55,11 @@ impl Device for Bell {
     fn interrupt(&self) -> bool {
         self.is_ringing
     }
-    fn moment(&mut self, _: &mut dyn Outside) {
+    fn moment(&mut self, outside: &mut dyn Outside) {
         self.moments += 1;
+        if self.value == BUSY {
+            outside.soon();
+        }
     }
     fn reset(&mut self) {
         *self = Self::default();
@@ -119,6 +125,10 @@ fn a_device_is_one_file_and_one_line() {
         let counters = w.g.report(&vm).counters;
         assert!(counters.contains(&("bell.moments", expected)), "after an event for {device}: {counters:?}");
     }
+    // One that always has more to do delays no output.
+    access(&mut w, Exception::StoreGuestPage, AT + 4, BUSY);
+    vm.devices.ask(at);
+    assert_eq!(w.sbi(dbcn::EID_DBCN, dbcn::CONSOLE_WRITE_BYTE as u64, &[b'!'.into()]), (0, 0));
 }
 
 /// A mapper that counts the edits of one page.

@@ -344,8 +344,8 @@ impl Devices {
     }
 
     /// Returns whether a device is to get a moment soon.
-    pub fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst) != 0
+    pub fn is_asked(&self, device: usize) -> bool {
+        self.asked.load(Ordering::SeqCst) >> device & 1 == 1
     }
 
     /// Gives a moment to the devices that are to get one, or may.

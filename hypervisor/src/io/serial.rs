@@ -111,10 +111,11 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
 
 /// Prints bytes after the rest of the output of the guest's UART; prints nothing if that is not taken.
 pub fn print_in_order<E: Env>(g: &Gnomon, vm: &Vm, bytes: &[u8], env: &mut E) -> usize {
-    if vm.devices.is_asked() {
+    // Only the UART: another device may always have more to do.
+    if vm.devices.is_asked(0) {
         give_moments(g, vm, env);
         deliver(g, env);
-        if vm.devices.is_asked() {
+        if vm.devices.is_asked(0) {
             let _ = g.console.print();
             return 0;
         }

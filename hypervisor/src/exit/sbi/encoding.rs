@@ -83,7 +83,8 @@ pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
 pub(super) fn again<E: Env>(run: &mut VcpuRun, env: &mut E) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     run.hold();
-    // After that, so that whoever looks finds it.
+    // The UART's moment releases it. After the hold, so that the moment finds it.
+    run.vm.devices.ask(0);
     env.attend_soon(Some(run.vm.slot()));
     Outcome::Later
 }
