@@ -1,5 +1,6 @@
 //! First touches of 2 MiB, of which idle harts have made some ready, and what they find. Between markers, in this order: six of them;
-//! a time in which nothing happens. The rest of RAM is touched after that, with time in between.
+//! a time in which nothing happens. The rest of RAM is touched after that, with time in between. The first word of the command line is
+//! the time before the first touch, in milliseconds: 50 if there is none.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "markers, and stores between them")]
@@ -35,7 +36,7 @@ fn wait(milliseconds: u64) {
 fn few() -> Check {
     let (first, count) = blocks();
     ensure!(count > FEW, "only {count} blocks are free");
-    wait(50);
+    wait(board().bootargs.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(50));
     // SAFETY: stores to RAM that nothing is in.
     unsafe {
         asm!(
