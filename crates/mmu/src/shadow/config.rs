@@ -1,4 +1,4 @@
-//! What an engine is made with, what it is lent, and what it counts.
+//! An engine's configuration, the resources that its operations borrow, and its counters.
 
 use crate::budget::Budget;
 use crate::frames::Frames;
@@ -11,18 +11,20 @@ use crate::table::Debt;
 use crate::walk::AdPolicy;
 use rv::{Gpa, PAGE_BYTES, Pfn};
 
-/// What an engine is made with.
+/// The configuration of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// How tables are kept in step with the guest's.
+    /// The way in which shadow tables are kept synchronised with the guest's.
     pub upkeep: Upkeep,
-    /// Who sets the guest's A and D, as its device tree promises.
+    /// The setter of the guest's A and D, software or hardware, as its device tree promises.
     pub ad: AdPolicy,
-    /// Whether leaves keep the guest's G, so that they serve in all of its address spaces. Whoever puts a vCPU on a hart sees to it that
-    /// the hart has global translations of one vCPU only ([`crate::ids::Globals`]). Of no meaning for a guest's G-stage, which has no G.
+    /// Set if leaves keep the guest's G, so that they serve in all of its address spaces. The caller that puts a vCPU
+    /// on a hart must make sure that the hart has global translations of one vCPU only ([`crate::ids::Globals`]).
+    /// Without effect for a guest's G-stage, which has no G.
     pub globals: bool,
-    /// In `Steered`: how many comparisons must find a guest's table as it was before it becomes quiet, so that wide fences leave it out
-    /// (`quiet`); it is more, the more often that was not for long. 0: none does. At most 256.
+    /// In `Steered`: the number of comparisons that must find a guest's table unchanged before it becomes quiet, so
+    /// that wide fences leave it out (`quiet`). It grows with the number of times that the table stopped being quiet.
+    /// 0: no table becomes quiet. At most 256.
     pub quiet_after: u16,
     /// Most shadow pages. At least [`Config::least_pages`].
     pub pages: u32,
@@ -44,7 +46,7 @@ impl Config {
         Self::frames_each(upkeep) * PAGE_BYTES
     }
 
-    /// What a VM with that many vCPUs cannot do without: a root for each, and one whole walk.
+    /// The fewest shadow pages for a VM with that many vCPUs: enough for a root for each, and one whole walk.
     #[must_use]
     pub const fn least_pages<S: Shadowed>(vcpus: u32) -> u32 {
         2 * DEEPEST + 2 * vcpus * S::ROOT_FRAMES as u32
@@ -61,21 +63,21 @@ impl Config {
 /// The longest walk: Sv57.
 pub(super) const DEEPEST: u32 = 5;
 
-/// What every operation is lent: the VM's memory, the host's, and the fence that reaches the VM's harts.
+/// The resources that each operation borrows: the VM's memory, the host's, and the fence that reaches the VM's harts.
 pub struct Host<'a, M, H> {
     /// The VM's guest physical memory.
     pub space: &'a mut AddressSpace,
     /// Host frames.
     pub frames: &'a Frames,
-    /// What has been made ready for guest memory.
+    /// The content that has been made ready for guest memory.
     pub ready: &'a mut Ready,
     /// Host RAM.
     pub mem: &'a mut M,
     /// Makes all harts forget translations of the VM, whatever the scope says: shadow translations go by GVA.
     pub hw: &'a mut H,
-    /// What the operation owes so far.
+    /// The debt of the operation so far.
     pub(super) debt: Debt,
-    /// What it may still do before it leaves the rest for later.
+    /// The work that the operation may still do before it leaves the rest for later.
     pub(crate) budget: Budget,
 }
 
@@ -89,7 +91,7 @@ impl Budget {
     pub(super) const DERIVE: u32 = 24;
     /// To bring an entry in step in `steered`, by itself.
     pub(super) const RESYNC: u32 = 50;
-    /// As one of many that are leaves which the lane would make.
+    /// To bring one of many entries in step, each of which becomes a leaf that the lane would make.
     pub(super) const RELIST: u32 = 21;
     /// To empty one for which the guest's faults.
     pub(super) const PARK: u32 = 8;
@@ -117,7 +119,7 @@ impl Budget {
 }
 
 impl<'a, M, H> Host<'a, M, H> {
-    /// What one or more operations are lent.
+    /// Lends the resources to one or more operations.
     pub const fn new(
         space: &'a mut AddressSpace,
         (frames, ready): (&'a Frames, &'a mut Ready),
@@ -146,7 +148,7 @@ impl<'a, M, H> Host<'a, M, H> {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident = $name:literal),* $(,)?) => {
-        /// What an engine did. All only grow.
+        /// The counters of an engine. All only grow.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         pub struct Counters { $($(#[$doc])* pub $field: u64),* }
 
@@ -212,7 +214,7 @@ counters! {
     gathered = "shadow.gathered",
     /// Pages that were moved for that.
     moved = "shadow.pages_moved",
-    /// Quiet tables that somebody came to.
+    /// Tables that stopped being quiet.
     woken = "shadow.tables_woken",
     /// Operations that left a part of their work for later.
     postponed = "shadow.postponed",

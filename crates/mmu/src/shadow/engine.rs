@@ -77,14 +77,14 @@ impl<S: Shadowed> Shadow<S> {
         self.filler.syncer.cache.next_serial
     }
 
-    /// How many times an entry was made to lead nowhere. While that is the same, an access that the tables allow goes on to be
-    /// allowed by them.
+    /// Returns the number of times that an entry was emptied. As long as it is unchanged, an access that the tables
+    /// allow stays allowed.
     #[must_use]
     pub const fn emptied(&self) -> u64 {
         self.filler.syncer.cache.tables.emptied
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.filler.syncer.cache.tables.counters

@@ -1,13 +1,14 @@
-//! Who looks for pages that may be coalesced, and moves frames so that they can be.
+//! The search for pages that may be coalesced, and the moves of frames that make it possible.
 //!
-//! Where a guest's pages lie in another order than their addresses, no leaf of 2 MiB says what theirs do. Only Gnomon sees where the
-//! host's frames are; so it takes 2 MiB of them, and puts the pages there in the order of their addresses, some in each portion:
+//! If a guest's pages lie in another order than their addresses, no leaf of 2 MiB says what theirs do. Only Gnomon sees
+//! the host's frames, so it takes 2 MiB of them, and puts the pages there in the order of their addresses, some in each
+//! portion:
 //!
 //! ```text
 //!   no leaf leads to some pages ──► fence ──► copy them ──► fence ──► their own leaves, and the G-stage, lead to the copies
 //! ```
 //!
-//! Nobody waits for the rest: between two portions each page is in one frame or the other, and every table says which.
+//! Nothing waits for the rest: between two portions each page is in one frame or the other, and every table says which.
 
 use crate::frames::{Ahead, Frames, Row};
 use crate::gstage::{Leaving, Near};
@@ -30,16 +31,16 @@ const SEEN_AT_ONCE: usize = 128;
 /// Portions for 2 MiB, where 28 are enough if nothing is in the way.
 const PORTIONS: u32 = 100;
 
-/// What a portion has come to.
+/// The result of a portion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gathered {
     /// There is more to look at, or to move.
     More,
     /// All that the root leads to has been looked at since this was said last.
     Round {
-        /// Whether anything has come of it, or has changed meanwhile.
+        /// Set if the round had a result, or found changes.
         has_found: bool,
-        /// When the first leaves that have not been as they are for long enough will have been.
+        /// The time at which the first of the leaves that changed lately will have been unchanged for long enough.
         settles: Option<u64>,
     },
 }
@@ -49,14 +50,14 @@ impl Gathered {
     pub const NOTHING: Self = Self::Round { has_found: false, settles: None };
 }
 
-/// Where the search is, and what it has begun.
+/// The position of the search, and the move that it has begun.
 pub(super) struct Gathering<S: Shadowed> {
     /// The root that it goes through, by its serial, and the next address.
     pub root: u64,
     pub next: Addr<S>,
-    /// Whether something has come of this round.
+    /// Set if this round had a result, or found changes.
     pub has_found: bool,
-    /// When the first of the leaves that it has passed have been as they are for long enough.
+    /// The time at which the first of the leaves that it has passed will have been unchanged for long enough.
     settles: Option<u64>,
     pub moving: Option<Moving>,
 }
@@ -90,7 +91,7 @@ impl<S: Shadowed> Gathering<S> {
         Self { root: 0, next: Addr::new(0), has_found: false, settles: None, moving: None }
     }
 
-    /// It goes through that root, by its serial, from the beginning on.
+    /// Begins a search of that root, by its serial, at the first address.
     pub fn begin(&mut self, root: u64) {
         (self.root, self.next, self.has_found, self.settles) = (root, Addr::new(0), false, None);
     }

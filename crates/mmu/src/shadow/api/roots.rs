@@ -65,8 +65,8 @@ impl<S: Shadowed> Shadow<S> {
         Some(self.filler.loaded(present.insert(root), seen, (views, log), host))
     }
 
-    /// The same where the vCPU knows the root, and no fence has passed over it since the vCPU left it. Says whether it is so; if not,
-    /// nothing has changed.
+    /// Like [`Shadow::attach_known`], but only if no fence has passed over the root since the vCPU left it. Returns
+    /// whether the vCPU has the root now; if not, nothing has changed.
     ///
     /// It takes no frames, and owes no fence.
     #[inline(always)]
@@ -97,8 +97,9 @@ impl<S: Shadowed> Shadow<S> {
         self.filler.detach(root, views, log);
     }
 
-    /// A vCPU comes back from there, and has no root yet. What its guest has fenced meanwhile nobody knows: that counts as a fence of
-    /// everything, so all its roots are out of date. TLBs of its hart are the caller's.
+    /// Notes that a vCPU, which has no root yet, stops running on its guest's own tables ([`Shadow::leave_root`]). Its
+    /// guest's fences meanwhile are unknown and count as a fence of everything, so all its roots are out of date. The
+    /// caller fences the TLBs of its hart.
     ///
     /// # Panics
     /// If tables may be quiet: such a guest has written them unseen.

@@ -64,7 +64,8 @@ impl<S: Shadowed> Shadow<S> {
         self.cache().unsync(gfn, mem);
     }
 
-    /// What time it is, in any unit, and how many units are some 5 ms. Whoever makes wide fences happen says so before.
+    /// Sets the time: `now` in any unit, and `interval`, the number of units in some 5 ms. The caller does so before it
+    /// makes wide fences.
     pub const fn tell_time(&mut self, now: u64, interval: u64) {
         self.filler.syncer.rate.tell((now, interval), self.filler.syncer.cache.passed.fences());
     }

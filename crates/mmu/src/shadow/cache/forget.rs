@@ -70,7 +70,7 @@ impl<S: Shadowed> Cache<S> {
         true
     }
 
-    /// The same for each shadow of a frame as a table.
+    /// Like [`Cache::drop_ahead`], for each shadow of a frame as a table.
     fn drop_of_tables_ahead<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gfn: Pfn<Gpa>,
@@ -148,8 +148,8 @@ impl<S: Shadowed> Cache<S> {
         }
     }
 
-    /// What a host-side edit of the G-stage leaves to be done, where its answer says that a page was copied:
-    /// forget the old frame, fence, publish the new one.
+    /// Finishes a host-side edit of the G-stage. If the edit's answer says that a page was copied, forgets the old
+    /// frame. Then fences, and publishes the new one.
     pub fn settle<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         gfn: Pfn<Gpa>,

@@ -25,7 +25,7 @@ pub struct Cache<S: Shadowed> {
     pub gone: u64,
     /// The page at which the search for victims goes on.
     pub hand: Id,
-    /// The same for the search for pages that the guest seems to use no more.
+    /// Like `hand`, for the search for pages that the guest seems to use no more.
     pub dead_hand: Id,
 }
 

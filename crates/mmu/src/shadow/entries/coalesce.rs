@@ -1,5 +1,5 @@
-//! Coalescing, in `steered`: where the 512 leaves of a shadow page agree and lead to one aligned run of the host's frames, one leaf of
-//! 2 MiB stands in the entries that led to the page. The guest has written 4 KiB entries, and goes on to have them.
+//! Coalescing, in `steered`: if the 512 leaves of a shadow page agree and map one aligned run of host frames, one leaf
+//! of 2 MiB stands in the entries that led to the page. The guest keeps the 4 KiB entries that it has written.
 //!
 //! ```text
 //!   root .. ─► level 1: pointer ─► level 0: 512 leaves      is made      level 1: leaf (COALESCED)      level 0: 512 leaves
@@ -7,12 +7,12 @@
 //!                                                           is split
 //! ```
 //!
-//! Nothing else changes: the page keeps its leaves, its mirrors, its place in all lists, and the entries above go on to be in the list of
-//! its parents. So fences compare what they compared, and whoever changes a frame finds the leaves that lead there. The leaf of 2 MiB
-//! says what the 512 say, so it may stand as long as they do: before any of them changes the page is *split*, and the entries above are
-//! pointers again. The lane finds no mark there, and goes the full path.
+//! Nothing else changes: the page keeps its leaves, its mirrors and its place in all lists, and the entries above stay
+//! in the list of its parents. So fences compare the same entries as before, and a change of a frame finds all leaves
+//! that map it. The leaf of 2 MiB says what the 512 say, so it may stand as long as they do: before any of them changes
+//! the page is *split*, and the entries above are pointers again. The lane finds no mark there, and goes the full path.
 //!
-//! Who looks for such pages is the caller's timer ([`Shadow::gather`]): neither faults nor fences do.
+//! The caller's timer searches for such pages ([`Shadow::gather`]); faults and fences do not.
 
 use crate::shadow::entries::{Act, COALESCED, Tables};
 use crate::shadow::pages::{Id, List, Page, Role, Stay};
@@ -35,11 +35,11 @@ pub enum Leaves {
     Scattered,
 }
 
-/// What the flags of leaves that may be coalesced have to be: a user page's, and no global one's, since a fence of one page of it ends
-/// all of it.
+/// The flags that decide whether leaves may be coalesced, and their values: user pages, none of them global, since a
+/// fence of one of the pages ends the whole leaf.
 const AMONG: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::U).union(PteFlags::G).bits();
 const WANTED: u64 = PteFlags::V.union(PteFlags::R).union(PteFlags::U).bits();
-/// Where an entry's frame begins, and what is below.
+/// The bit at which an entry's frame number begins, and the mask of the bits below.
 const PPN_SHIFT: u32 = 10;
 const FLAGS: u64 = (1 << PPN_SHIFT) - 1;
 
@@ -142,8 +142,9 @@ impl<S: Shadowed> Tables<S> {
         pte
     }
 
-    /// What owes a fence of 2 MiB on other harts is the guest's own affair, as any leaf is that TLBs have longer than the tables: what
-    /// has not changed in them is as it was, and a fence by address of what has ends a superpage that covers it.
+    /// Writes `entry` into all entries that lead to a page. A fence of 2 MiB that this owes on other harts is left to
+    /// the guest, as for any leaf that TLBs have longer than the tables: parts that have not changed are as before, and
+    /// a fence by address of a part that has changed ends a superpage that covers it.
     fn write_parents<M: PhysMem, H>(&mut self, id: Id, (act, entry): (Act, Pte), host: &mut Host<'_, M, H>) {
         let mut next = self.index.first(List::Parents(id), host.mem);
         while let Some((above, index)) = next {

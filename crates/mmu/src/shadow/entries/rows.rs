@@ -149,7 +149,7 @@ impl Row {
         line
     }
 
-    /// That is so of 64 entries: which are live, parked, and have been written, if any have.
+    /// Sets which of 64 entries are live, parked and written, if any have been written.
     #[inline(always)]
     fn write_part(&self, all: &mut Index, part: usize, (live, parked, written): (u64, u64, u64)) {
         if written != 0 {

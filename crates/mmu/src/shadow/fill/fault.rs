@@ -15,7 +15,7 @@ use crate::table::Debt;
 use crate::walk::{self, ReadPte, Reason, UpdatePte};
 use rv::{Access, Addr, Entry, Fence, Gpa, Hpa, Level, Mode, PhysMem, Pte, PteFlags, Request, Trap};
 
-/// What the hart that took a fault may remember that is more than its tables say now, and must forget.
+/// The stale translations that the hart that took a fault may have and must forget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forget {
     /// Nothing.
@@ -330,8 +330,8 @@ impl<S: Shadowed> Filler<S> {
         }
     }
 
-    /// What memory is to be made ready for. A leaf that allows stores takes a frame that does, whatever it is wanted for now: with
-    /// less, a store would be a page fault of the guest's.
+    /// Returns the access that memory is to be made ready for. A leaf that allows stores takes a frame that does, even
+    /// for a load: otherwise a store would be a page fault of the guest's.
     fn wanted<M: PhysMem, H>(&self, root: &Root<S>, found: &Found, access: Access, host: &Host<'_, M, H>) -> Access {
         let stores =
             self.rules().policy.own_faults && root.paging != Paging::Bare && found.allowed.contains(PteFlags::W);
@@ -339,9 +339,9 @@ impl<S: Shadowed> Filler<S> {
         if stores && may(access) && may(Access::Store) { Access::Store } else { access }
     }
 
-    /// The guest refuses an access itself, in a table that was not linked. When it has mended that, it will come again: then the table says
-    /// by itself whose the fault is, so it is linked now. Otherwise that would be one exit more, for each table of a process that was forked.
-    /// (A hart that remembers the pointer to poison makes it all the same.)
+    /// Links the tables of an access that the guest's own tables refuse. When the guest has resolved the fault, the
+    /// access comes again. Then the table says by itself whose the fault is, which saves one exit for each table of a
+    /// forked process. (A hart that remembers the pointer to poison still takes that exit.)
     #[inline(never)]
     fn link_ahead<M: PhysMem, H: Fence<Gpa>>(&mut self, root: &Root<S>, gva: Addr<S>, host: &mut Host<'_, M, H>) {
         if !self.rules().policy.own_faults || !matches!(self.cache().prepare(host), Ok(true)) {

@@ -15,7 +15,7 @@ use rv::{Access, Addr, Asid, Fence, Format, Gpa, Hpa, Pfn, PhysMem, PteFlags};
 /// A vCPU has got the root that it asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Loaded {
-    /// Whether this hart must forget what it has of this root: fences have passed over it.
+    /// Set if fences have passed over the root, so that this hart must forget its translations.
     pub fence: bool,
 }
 

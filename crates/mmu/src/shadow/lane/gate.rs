@@ -1,5 +1,5 @@
-//! What the lane needs to bring an entry of a steered shadow in step with the guest's by itself (`docs/lane.md`), and how the engine
-//! learns of it.
+//! The data by which the lane brings an entry of a steered shadow in step with the guest's by itself (`docs/lane.md`),
+//! and the log by which the engine learns of it.
 //!
 //! ```text
 //!  a shadow page: four frames in a row           the lane's memory, of a VM

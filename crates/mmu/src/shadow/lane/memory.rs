@@ -1,26 +1,28 @@
-//! The memory that the engine and the lane share (`lane` has the picture), and what makes a leaf of a guest's entry.
+//! The memory that the engine and the lane share (`lane` has the picture), and the tables that turn a guest's entry
+//! into a leaf.
 
 use crate::frames::Run;
 use crate::mapper::Mapper;
 use lane::LaneSync;
 use rv::{Addr, FenceScope, Gpa, Hpa, Level, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags};
 
-/// Where a header has the shadow page's number, in bytes before the table that it is for.
+/// The place of a header's shadow page number, in bytes before the table that the header is for.
 pub const ID_AT: u64 = 8;
 /// Bytes of a line of the log.
 pub const LINE_BYTES: u64 = LaneSync::LINE_BYTES;
 /// The first line of the log, in bytes from the gate.
 pub const LOG_AT: u64 = LINE_BYTES;
 
-/// What makes the difference between the words of a chunk and of the right to use it so: the word's sign says that one leaf maps
-/// all of it for everything. The difference of two addresses in an entry is below 2^54.
+/// The part of a chunk's word that says by the word's sign that one leaf maps all of the chunk for everything. The
+/// tables below subtract it again. The difference of two addresses in an entry is below 2^54, so it does not change the
+/// sign.
 const WHOLE: u64 = 1 << 63 | 1 << 60;
 
-/// For each value of a guest's entry's low 10 bits: what makes of it, with the word of a chunk added, the leaf of level 0 that allows
-/// the same (`steer`); 0 where the guest's entry faults. The leaf is never global.
+/// For each value of a guest entry's low 10 bits: the number that, with the word of a chunk, is added to the entry to
+/// make the leaf of level 0 that allows the same (`steer`); 0 where the guest's entry faults. The leaf is never global.
 pub static LEAVES: [u64; 1 << 10] = leaves(false);
 
-/// The same, and the leaf is global where the guest's entry is.
+/// Like [`LEAVES`], but the leaf is global where the guest's entry is.
 pub static GLOBAL_LEAVES: [u64; 1 << 10] = leaves(true);
 
 /// From which bit on a guest's entry of level 0 has the number of its chunk; if any bit above the frame's number is set, that of none.
@@ -65,7 +67,7 @@ pub const fn whole_chunk(from: Pfn<Gpa>, to: Pfn<Hpa>) -> u64 {
     (to.raw() << 10).wrapping_sub(from.raw() << 10).wrapping_add(WHOLE)
 }
 
-/// What the lane makes leaves by.
+/// The inputs from which the lane makes leaves.
 #[derive(Clone, Copy)]
 pub struct Leaves {
     words: Addr<Hpa>,
@@ -134,7 +136,7 @@ impl Mapper for Words {
 pub struct LaneMemory {
     run: Run,
     pub words: Words,
-    /// What makes leaves.
+    /// Either [`LEAVES`] or [`GLOBAL_LEAVES`].
     leaves: &'static [u64; 1 << 10],
 }
 
@@ -163,13 +165,13 @@ impl LaneMemory {
         self.run.first().base()
     }
 
-    /// Where the lane finds what it needs.
+    /// Returns the places of the lane's inputs.
     pub fn inputs(&self) -> LaneSync {
         let leaves = self.leaves.as_ptr() as u64;
         LaneSync { gate: self.gate().raw(), leaves, chunks: self.words.first.base().raw(), count: self.words.chunks }
     }
 
-    /// What makes leaves, for many.
+    /// Returns the inputs from which leaves are made, for many of them.
     pub const fn leaves(&self) -> Leaves {
         Leaves { words: self.words.first.base(), chunks: self.words.chunks, leaves: self.leaves }
     }

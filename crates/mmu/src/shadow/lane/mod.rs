@@ -1,4 +1,4 @@
-//! What the engine shares with the lane.
+//! The gate and the memory that the engine shares with the lane.
 
 mod gate;
 mod memory;
