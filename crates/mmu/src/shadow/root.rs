@@ -1,11 +1,11 @@
-//! What a guest's `satp` (or `hgatp`) says, and the root that a vCPU has for it.
+//! The contents of a guest's `satp` (or `hgatp`), and the root that a vCPU has for them.
 
 use crate::shadow::Shadowed;
 use crate::shadow::pages::Id;
 use core::marker::PhantomData;
 use rv::{Asid, Format, Gpa, Gva, Hpa, Pfn};
 
-/// What the guest's `satp` (or `hgatp`) says, but for the ASID (or VMID).
+/// The contents of the guest's `satp` (or `hgatp`), except the ASID (or VMID).
 #[derive(Clone, Copy, Debug)]
 pub enum Paging {
     /// Off: guest virtual is guest physical.
@@ -35,7 +35,7 @@ impl PartialEq for Paging {
 impl Eq for Paging {}
 
 impl Paging {
-    /// The same with the root aligned, as the register has it.
+    /// Returns the same paging with the root aligned, as the register has it.
     #[inline(always)]
     pub(super) fn aligned<S: Shadowed>(self) -> Self {
         match self {
@@ -52,19 +52,19 @@ pub struct Root<S: Shadowed = Gva> {
     pub(super) id: Id,
     /// Names the root among all that the VM ever had.
     pub serial: u64,
-    /// What `satp` is to lead to.
+    /// The table that `satp` is to name.
     pub table: Pfn<Hpa>,
-    /// How hardware is to walk it.
+    /// The format by which hardware is to walk it.
     pub format: &'static Format,
-    /// What the guest asked for.
+    /// The paging that the guest asked for.
     pub paging: Paging,
     /// The guest's ASID for it.
     pub asid: Asid,
-    /// Whether its entries are shadows of a guest's table, so that the lane may walk it.
+    /// Set if its entries are shadows of a guest's table, so that the lane may walk it.
     pub has_lane: bool,
-    /// Whether the guest is to get its page faults itself while this is its root.
+    /// Set if page faults are to be delegated to the guest while this is its root.
     pub steers: bool,
-    /// Whether leaves below it may be global.
+    /// Set if leaves below it may be global.
     pub globals: bool,
     pub(super) space: PhantomData<S>,
 }

@@ -1,7 +1,7 @@
 //! Engines that are broken on purpose: a check that none of them can trip checks nothing. Without the feature
 //! `sabotage`, which only tests set, nothing of this remains.
 
-/// What is broken.
+/// The rule that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sabotage {
     /// Fences by address do nothing.
@@ -42,13 +42,13 @@ pub enum Sabotage {
     ForgetsDebt,
     /// Pointers that are gone are still gone down.
     RemembersWalks,
-    /// What an operation has no budget for is believed to be done.
+    /// The part of an operation that exceeds its budget is believed to be done.
     ForgetsRest,
     /// Of a root of several frames all is looked for in the first.
     AliasesRoots,
     /// Of a root of several frames only the first is brought up to date.
     ForgetsFrames,
-    /// What the known tables refuse is a fault of the guest's, whatever its tables say now.
+    /// An access that the known tables refuse is a fault of the guest's, whatever its tables say now.
     BlamesEarly,
     /// A page becomes idle, and leaves lead there still.
     RestsWithLeaves,
@@ -56,9 +56,9 @@ pub enum Sabotage {
     LetsTablesGo,
     /// Pages move, or lose W, and leaves lead where they were still.
     MovesWithLeaves,
-    /// Where no frame is mapped, a steered entry is invalid.
+    /// A steered entry for a page that has no frame is invalid.
     SteersMissing,
-    /// What the host has taken from a steered table is invalid.
+    /// An entry of a steered table whose page the host has taken is invalid.
     SteersTaken,
     /// Poison is never for user mode.
     PoisonsKernelOnly,
@@ -74,11 +74,11 @@ pub enum Sabotage {
     QuietsWithLeaves,
     /// A table that is quiet no more is not found by fences.
     ForgetsToStir,
-    /// The same where too many entries lead there.
+    /// A table that is quiet no more is not found by fences if too many entries lead there.
     ForgetsMostParents,
     /// Steered pages are up to date that were compared before a fence of all addresses.
     ForgetsPassed,
-    /// The same before one by address.
+    /// Steered pages are up to date that were compared before a fence by address.
     ForgetsPassedPages,
     /// A table that is at several places is taken to be at one.
     ForgetsPlaces,
@@ -86,7 +86,7 @@ pub enum Sabotage {
     MistakesLinks,
     /// A root that is restless again is said to be at rest.
     RestsForEver,
-    /// Where all are restless at once, the lane is not told.
+    /// The lane is not told that all pages are restless at once.
     KeepsEpoch,
     /// The lane's wide fences are not learnt.
     ForgetsWideLines,
@@ -94,13 +94,13 @@ pub enum Sabotage {
     ListsBlindly,
     /// The parked entries of a page that ends stay in their lists.
     ForgetsParked,
-    /// What the lane has made is not learnt.
+    /// The entries that the lane has made are not learnt.
     ForgetsLaneLog,
-    /// A root that is let go for another stays where it is all the same.
+    /// A root that is let go for another stays held.
     HoldsForEver,
-    /// What a vCPU knew before it went on behind a G-stage is believed to be up to date when it comes back.
+    /// The roots that a vCPU knew before it went on behind a G-stage are believed to be up to date when it comes back.
     ForgetsSpells,
-    /// The same of what was compared.
+    /// The pages that were compared before that are believed to be up to date then.
     ForgetsPassedSpells,
     /// The lane goes by a G-stage that was.
     KeepsChunks,

@@ -1,4 +1,4 @@
-//! What can be shadowed: address spaces of a guest's, each translated by tables in its memory.
+//! The address spaces of a guest's that can be shadowed, each translated by tables in its memory.
 
 use crate::two_stage;
 use rv::format::{SV39, SV39X4};
@@ -6,13 +6,13 @@ use rv::{Access, Addr, Format, Gva, L2Gpa, Space, Trap};
 
 /// An address space that shadow tables translate. One engine's tables are all of one.
 pub trait Shadowed: Space {
-    /// How hardware walks the identity, while the guest's own translation is off.
+    /// The format of the identity map, while the guest's own translation is off.
     const IDENTITY: &'static Format;
     /// Frames of a root, of every format that the space can have.
     const ROOT_FRAMES: usize = Self::IDENTITY.root_pages() as usize;
-    /// Whether the lane may take fences: it knows `sfence.vma`, and roots of one frame.
+    /// Set if the lane may take fences: it knows `sfence.vma`, and roots of one frame.
     const HAS_LANE: bool;
-    /// Whether its tables say of leaves that they serve in all address spaces (G).
+    /// Set if leaves of its tables may serve in all address spaces (G).
     const HAS_GLOBALS: bool;
 
     /// The trap where the guest's tables refuse an access.

@@ -1,14 +1,15 @@
-//! What one vCPU remembers of the roots that it used.
+//! The roots that one vCPU has used, and since when each may be out of date.
 //!
 //! A fence concerns every root that the guest may use later, also those that are not loaded. Instead of looking for
-//! them at each fence, a vCPU keeps for each root that it has used a *view*: since when the root may be out of
-//! date for it. A fence by address goes to a log, and a root catches up when it is loaded again; where that
-//! does not suffice (another ASID, a wide fence, a log that has been overwritten), the root is brought up to date as
-//! a whole. A wide fence of all ASIDs is so many lines of the log that nothing is up to date by it. Shadow pages are shared, so one
+//! them at each fence, a vCPU keeps for each root that it has used a *view*: since when the root may be out of date for
+//! it. A fence by address goes to a log, and a root catches up when it is loaded again; where that does not suffice
+//! (another ASID, a wide fence, a log that has been overwritten), the root is brought up to date as a whole. A wide
+//! fence of all ASIDs moves the log's head by so many lines that no root is up to date. Shadow pages are shared, so one
 //! vCPU's fence may do more for others than it must, and never less.
 //!
-//! Views are in a table of pairs, by what the guest's `satp` says: at most one for each ASID but 0. Beside each is what the
-//! [lane](../../../../docs/lane.md) loads the root by. A root that it may load is *held*: no page of it is recycled meanwhile.
+//! Views are stored in a two-way set-associative table indexed by the guest's `satp`: at most one for each ASID but 0.
+//! Beside each is the record by which the [lane](../../../../docs/lane.md) loads the root. A root that it may load is
+//! *held*: no page of it is recycled meanwhile.
 
 use crate::ids::IdSlot;
 use crate::shadow::{Paging, Root, Shadowed};
@@ -23,7 +24,7 @@ use rv::{Asid, Gva};
 pub(super) enum Seen {
     /// The log's head when the root was left.
     At(u64),
-    /// It is all out of date.
+    /// All of the root is out of date.
     Never,
 }
 
@@ -61,17 +62,17 @@ impl Places {
 /// The roots that a vCPU has used.
 #[derive(Clone, Debug)]
 pub struct Views<S: Shadowed = Gva> {
-    /// How many there may be.
+    /// The number of places.
     places: usize,
     /// By place. None before the first.
     views: Vec<Option<View<S>>>,
-    /// By place, too: what the lane loads them by, and when each was left.
+    /// By place, too: the record by which the lane loads the root, and the log's head when it was left.
     lane: Vec<LaneRoot>,
-    /// Which is the present root's. None while paging is off.
+    /// The place of the present root. None while paging is off.
     present: Option<usize>,
     /// The ASID while paging is off.
     bare: IdSlot,
-    /// How many are held, and may be; and where to look for one to let go.
+    /// The number of held roots, the most of them, and the place from which on to search for one to let go.
     held: usize,
     most_held: usize,
     hand: usize,
@@ -118,7 +119,7 @@ impl<S: Shadowed> Views<S> {
         first..first + LaneRoot::PAIR
     }
 
-    /// The same, by what the guest's `satp` says.
+    /// Like [`Views::pair_of`], by the guest's `satp`.
     fn pair(&self, paging: Paging, asid: Asid) -> Range<usize> {
         let Paging::Tables { root, .. } = paging else { return 0..0 };
         self.pair_of(asid, root.raw())
@@ -141,7 +142,7 @@ impl<S: Shadowed> Views<S> {
         (root.asid.0 != 0 || self.without_asid <= its_own).then_some(root.asid)
     }
 
-    /// The roots of an ASID, or all, but for the present one, are out of date.
+    /// Marks the roots of an ASID, or all, as out of date, except the present one.
     pub fn outdate_others(&mut self, asid: Option<Asid>, log: &mut FenceLog<S>) {
         match asid {
             // Those without are all that such a guest has.
@@ -220,8 +221,9 @@ impl<S: Shadowed> Views<S> {
         old.is_held.then_some(old.root)
     }
 
-    /// Where a new root is to be: in place of what it is instead of, so that there is one for each ASID; else of the same with another
-    /// ASID; else where none is, or one that the lane may not load; else in either place, by turns.
+    /// Returns the place for a new root, the first that there is of: the place of the root that it replaces, so that
+    /// there is one for each ASID; of the same root with another ASID; one without a root; one whose root the lane may
+    /// not load; either place, by turns.
     fn place_for(&mut self, root: &Root<S>) -> Option<usize> {
         let (pair, turn) = (self.pair(root.paging, root.asid), self.hand % LaneRoot::PAIR);
         self.hand += 1;
@@ -236,7 +238,7 @@ impl<S: Shadowed> Views<S> {
         })
     }
 
-    /// There is no present root any more; it was up to date at the head of the log. Says whether it is held all the same.
+    /// Ends the present root, which was up to date at the head of the log. Returns whether it is still held.
     #[inline(always)]
     pub(super) fn end(&mut self, log: &FenceLog<S>) -> bool {
         let Some(at) = self.present.take() else { return false };
@@ -298,8 +300,9 @@ impl<S: Shadowed> Views<S> {
         self.armed.take().for_each(|at| self.lane[at].disarm(at));
     }
 
-    /// Lets the lane load the present root, if it is held, where the guest writes `key`, with what the hart's register gets then.
-    /// Returns the root's place. A root that is not held the lane cannot leave, either: nobody would see then that it is in use.
+    /// Lets the lane load the present root, if it is held, where the guest writes `key`; the hart's register gets
+    /// `satp` then. Returns the root's place. The lane cannot leave a root that is not held, either: nothing would show
+    /// then that it is in use.
     #[inline(always)]
     pub fn arm(&mut self, key: u64, satp: u64) -> Option<usize> {
         let at = self.present?;
@@ -316,7 +319,7 @@ impl<S: Shadowed> Views<S> {
         Some(at)
     }
 
-    /// What the lane loads roots by. They stay where they are as long as there is a present root.
+    /// Returns the records by which the lane loads roots. They stay where they are as long as there is a present root.
     pub fn lane_roots(&mut self) -> &mut [LaneRoot] {
         &mut self.lane
     }
@@ -330,7 +333,7 @@ impl<S: Shadowed> Views<S> {
         satp.mode != 0 && pair.is_some_and(|pair| pair.iter().any(|root| root.key() == key))
     }
 
-    /// What the guest has written for the root at that place, which the lane has loaded.
+    /// Returns the value that the guest has written for the root at that place, which the lane has loaded.
     #[must_use]
     pub fn key(&self, place: usize) -> u64 {
         self.lane[place].key()

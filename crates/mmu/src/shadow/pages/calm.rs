@@ -1,11 +1,11 @@
-//! How calm a guest's table is: whether comparisons go on to find it as it was.
+//! The calmness of a guest's table: whether comparisons go on to find it unchanged.
 
-/// How calm a table is.
+/// The calmness of a guest's table.
 #[derive(Clone, Copy, Debug)]
 pub struct Calm {
-    /// Comparisons in a row that found it as it was.
+    /// Comparisons in a row that found it unchanged.
     found: u16,
-    /// How often it was quiet, and not for good.
+    /// The number of times that it stopped being quiet, up to a limit.
     woken: u8,
 }
 
@@ -15,7 +15,8 @@ impl Calm {
 
     pub const NEW: Self = Self { found: 0, woken: 0 };
 
-    /// It has been compared. Says whether it has been found as it was often enough: `after` times, if it never was quiet; it begins anew then.
+    /// Notes a comparison. Returns whether the table has been found unchanged often enough: `after` times if it was
+    /// never quiet. Then the count begins anew.
     #[inline(always)]
     pub const fn is_enough(&mut self, is_same: bool, after: u16) -> bool {
         if !is_same || after == 0 {
@@ -30,7 +31,7 @@ impl Calm {
         is_enough
     }
 
-    /// It was quiet, and is so no more.
+    /// Notes that the table is no longer quiet.
     pub const fn wakes(&mut self, after: u16) {
         self.found = 0;
         if after << self.woken < Self::MOST {

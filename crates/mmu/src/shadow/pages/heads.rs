@@ -29,12 +29,12 @@ pub struct Heads {
     chunks: Vec<Chunk>,
 }
 
-/// What is known of 2 MiB.
+/// The record of 2 MiB of guest RAM.
 pub struct Chunk {
     words: Run,
     /// The head of the list of leaves that lead to all of it.
     mega: Ref,
-    /// How many frames are write-protected tables.
+    /// The number of frames that are write-protected tables.
     protected: u16,
 }
 
@@ -112,13 +112,13 @@ impl Heads {
         &mut self.chunk_mut(gfn).protected
     }
 
-    /// How many there are.
+    /// Returns the number of protected tables in the 2 MiB around `gfn`.
     #[cfg(feature = "sabotage")]
     pub fn count_protected_around(&self, gfn: Pfn<Gpa>) -> u16 {
         self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected
     }
 
-    /// Returns whether there are any.
+    /// Returns whether there are protected tables in the 2 MiB around `gfn`.
     pub fn has_protected_around(&self, gfn: Pfn<Gpa>) -> bool {
         self.contains(gfn) && self.chunks[((gfn.raw() - self.first.raw()) / CHUNK) as usize].protected != 0
     }

@@ -7,7 +7,7 @@ use crate::shadow::pages::{Arena, At, Heads, Id, Key, Page, Ref, Role};
 use alloc::collections::BTreeMap;
 use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
-/// Where a list begins.
+/// A list of the reverse map, by its head.
 #[derive(Clone, Copy)]
 pub enum List {
     /// Leaves of 4 KiB that lead to a guest frame.
@@ -99,13 +99,13 @@ impl Index {
         }
     }
 
-    /// Where a live leaf of `key` is listed.
+    /// Returns the list that a live leaf of `key` is in.
     pub fn list_of_leaf(key: Key, index: usize, mirror: Pte) -> List {
         let gfn = key.frame_of(index, mirror);
         if key.level == Level::PAGE { List::Frame(gfn) } else { List::Mega(gfn) }
     }
 
-    /// Where the live entry is listed. `is_pointer` says what it is.
+    /// Returns the list that a live entry is in. `is_pointer` says what it is.
     pub fn list_of(&self, (id, index): At, mirror: Pte, is_pointer: bool, mem: &impl PhysMem) -> List {
         let key = self.page(id).key;
         if is_pointer {

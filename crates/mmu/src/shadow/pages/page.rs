@@ -1,14 +1,15 @@
-//! Shadow pages: what they are, and what a live entry is.
+//! Shadow pages, and the rules of their entries.
 //!
-//! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the *table*
-//! that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and the *links*,
-//! by which the entry is a member of one doubly linked list. In `steered` there is a fourth, the *header*, where the lane finds the
-//! guest's table, and whoever comes by the page's table its number; and which lists parked entries are in. Rules:
+//! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the
+//! *table* that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and
+//! the *links*, by which the entry is a member of one doubly linked list. In `steered` there is a fourth, the *header*.
+//! It holds the place of the guest's table, for the lane; the page's number, which is found from the table's address;
+//! and the lists that parked entries are in. Rules:
 //!
 //! - An entry whose bit is set in its page's bitmap is *live*: it has a mirror, and is a member of exactly one list.
-//!   The entry in the table may be poison all the same, because a fence has passed over it (a level-0 entry; the lane
-//!   writes there without the caller's lock). Entries above level 0 change under the caller's lock only: a live one
-//!   is valid, and one that is not live is empty.
+//!   The entry in the table may still be poison, because a fence has passed over it (a level-0 entry; the lane writes
+//!   there without the caller's lock). Entries above level 0 change under the caller's lock only: a live one is valid,
+//!   and one that is not live is empty.
 //! - A live leaf is in the list of the guest frame that it leads to, or, a 2 MiB one, of the 2 MiB. A live pointer is in
 //!   the list of parents of the shadow page that it leads to.
 //! - In `steered`, entries of level 0 of the shadow of a table have a mirror, live or not: one that is not live is empty
@@ -36,7 +37,7 @@ pub type Id = u32;
 
 /// The number of a digest (`digest`).
 pub type Number = u8;
-/// That of none.
+/// The number that stands for no digest.
 pub const NO_DIGEST: Number = 0;
 
 /// The indices of the entries that `bits` has a bit for, of the 64 from number 64 * `part` on.
@@ -48,7 +49,7 @@ pub fn indices(part: usize, mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where what an entry leads to translates: an address there, by one that its page, of `level`, translates.
+/// Returns an address that entry `index` translates. `gva`: an address that its page, of `level`, translates.
 pub fn below<S: Space>(level: Level, gva: Addr<S>, index: usize) -> Addr<S> {
     Addr::new(gva.raw() & !((ENTRIES as u64 - 1) << level.shift()) | (index as u64) << level.shift())
 }
@@ -56,7 +57,7 @@ pub fn below<S: Space>(level: Level, gva: Addr<S>, index: usize) -> Addr<S> {
 /// An entry: its page and its index.
 pub type At = (Id, usize);
 
-/// What a shadow page is a shadow of.
+/// The role of a shadow page: the thing that it is a shadow of.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// The guest's table in the frame.
@@ -68,7 +69,7 @@ pub enum Role {
     Bare,
 }
 
-/// What a shadow page is found by.
+/// The key by which a shadow page is found.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key {
     pub gfn: Pfn<Gpa>,
@@ -139,7 +140,7 @@ pub struct Body {
     pub table: Run,
     pub mirror: Run,
     pub links: Run,
-    /// What the lane finds of it (`lane`), in the frame before its table, if it may bring entries in step.
+    /// The header that the lane reads (`lane`), in the frame before the table, if the lane may bring entries in step.
     pub header: Option<Run>,
 }
 
@@ -149,7 +150,7 @@ impl Body {
     }
 }
 
-/// Which entries of a page lead to restless pages ([`super::super::sync::quiet`]).
+/// The entries of a page that lead to restless pages ([`super::super::sync::quiet`]).
 pub struct Stirred {
     bits: [u64; PARTS],
     /// The [`super::super::entries::unrest::Unrest::epoch`] of those bits: of another, they say nothing.
@@ -160,7 +161,7 @@ pub struct Stirred {
 pub struct Membership {
     /// Its number, if it holds.
     pub number: Number,
-    /// How often the page has been compared since it had one.
+    /// The number of comparisons of the page since it had one.
     pub seen: u8,
 }
 
@@ -170,10 +171,10 @@ pub struct Page {
     pub body: Body,
     /// Unlike its number, never used again.
     pub serial: u64,
-    /// Where the guest's table is; `None` if that must be found out anew.
+    /// The frame of the guest's table; `None` if it must be found out anew.
     pub guest: Option<Pfn<Hpa>>,
     pub marks: Marks,
-    /// Which entries lead to restless pages.
+    /// The entries that lead to restless pages.
     pub stirred: Stirred,
     pub parents: Ref,
     /// The next shadow of the same guest frame.
@@ -188,34 +189,35 @@ pub struct Page {
     pub is_unsync: bool,
     /// Writes in a row that no table would see.
     pub flood: u8,
-    /// When it was synchronised last.
+    /// The time of its last synchronisation.
     pub compared: Compared,
-    /// Whether it is worth while to compare it at wide fences.
+    /// The record of its use: whether it is worth while to compare it at wide fences.
     pub use_: Use,
-    /// Where it translates, of a page of level 0 or 1.
+    /// The place that it translates, of a page of level 0 or 1.
     pub place: Place,
     pub digest: Membership,
-    /// How calm its table is.
+    /// The calmness of its table.
     pub calm: Calm,
-    /// Whether a leaf of 2 MiB stands for it in all entries that led to it (`coalesce`).
+    /// Set if a leaf of 2 MiB stands for it in all entries that led to it (`coalesce`).
     pub is_coalesced: bool,
-    /// For how long its leaves have been as they are.
+    /// The time since which its leaves are unchanged.
     pub stay: Stay,
 }
 
-/// For how long the leaves of a page of level 0 have been as they are, as far as has been looked at them (`gather`).
+/// The time since which the leaves of a page of level 0 are unchanged, as far as they have been looked at (`gather`).
 #[derive(Clone, Copy)]
 pub enum Stay {
-    /// They may have changed since.
+    /// The leaves may have changed since.
     Changed,
     /// At least since that time.
     Since(u64),
-    /// For so long that what could be done about them has been done.
+    /// Since so long ago that all that could be done about them has been done.
     Judged,
 }
 
-/// Where a shadow page translates, by all that it is linked below, or was: what fences there are about it. The lane does not say which
-/// address it fenced; and a guest may have a table of level 1 at several places.
+/// The place that a shadow page translates, by all entries that it is linked below, or was: it decides which fences
+/// concern the page. The lane does not say which address it fenced; and a guest may have a table of level 1 at several
+/// places.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Nowhere,
@@ -226,7 +228,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// It is linked for the translation of an address, too.
+    /// Notes that the page is linked for the translation of `gva`, too.
     pub fn add(&mut self, gva: u64, level: Level) {
         *self = match *self {
             Place::Nowhere => Place::At(gva),
@@ -236,16 +238,16 @@ impl Place {
     }
 }
 
-/// What is known of the use of a page of level 0, in `steered`: a wide fence that does not find one to be in use leaves it out, and
-/// the next access brings it back. Hardware does not tell when a table was walked; so each is left out now and then, and the sooner
-/// the longer ago it came back.
+/// The record of the use of a page of level 0, in `steered`. A wide fence that does not find the page in use leaves it
+/// out, and the next access brings it back. Hardware does not tell when a table was walked, so each page is left out
+/// now and then, and the sooner the longer ago it came back.
 #[derive(Clone, Copy)]
 pub struct Use {
     /// Wide fences that it is kept for still.
     left: u8,
     /// Wide fences that it was kept for when it came last.
     kept: u8,
-    /// When it was left out last, as wide fences are counted.
+    /// The number of the wide fence that left it out last.
     out: u64,
 }
 
@@ -258,7 +260,7 @@ impl Use {
 
     const NEW: Self = Self { left: Self::FIRST, kept: Self::FIRST, out: 0 };
 
-    /// It is linked, after that many wide fences.
+    /// Notes that the page is linked, after that many wide fences.
     pub fn comes(&mut self, fences: u64) {
         if self.left == 0 {
             let is_soon = fences - self.out <= Self::SOON;
@@ -267,7 +269,7 @@ impl Use {
         self.left = self.kept;
     }
 
-    /// A wide fence happens, the one of that number. Says whether the page is kept.
+    /// Notes the wide fence of that number. Returns whether the page is kept.
     pub fn is_kept(&mut self, fences: u64) -> bool {
         self.left = self.left.saturating_sub(1);
         if self.left == 0 {
@@ -322,7 +324,7 @@ impl Page {
         self.body.links.first().at(8 * index as u64)
     }
 
-    /// Where is noted in which lists parked entries are.
+    /// Returns the frame in which the lists of parked entries are noted.
     #[inline(always)]
     pub fn notes(&self) -> Option<Pfn<Hpa>> {
         self.body.header.as_ref().map(Run::first)
@@ -357,12 +359,12 @@ impl Page {
         self.marks.settle(part, self.body.mirror.first(), mem);
     }
 
-    /// The entry leads to a restless page.
+    /// Notes that the entry leads to a restless page.
     pub fn stir(&mut self, index: usize) {
         self.stirred.bits[index / 64] |= 1 << (index % 64);
     }
 
-    /// It leads to none.
+    /// Notes that the entry leads to no restless page.
     pub fn calm_at(&mut self, index: usize) {
         self.stirred.bits[index / 64] &= !(1 << (index % 64));
     }
@@ -402,21 +404,22 @@ impl Page {
     }
 }
 
-/// Where a parked entry's frame is noted: a word of the header's, and at which bit of it the four bytes begin.
+/// Returns the place of the note of a parked entry's frame: a word of the header's, and the bit of it at which the four
+/// bytes begin.
 #[inline(always)]
 const fn note_at(header: Pfn<Hpa>, index: u64) -> (Addr<Hpa>, u64) {
     (header.at(index / 2 * 8), index % 2 * 32)
 }
 
-/// The frame that is noted there.
+/// Returns the frame that is noted for a parked entry.
 #[inline(always)]
 pub fn noted_frame(header: Pfn<Hpa>, index: u64, mem: &impl PhysMem) -> Pfn<Gpa> {
     let (at, shift) = note_at(header, index);
     Pfn::new(mem.read_own(at) >> shift & 0xffff_ffff)
 }
 
-/// Notes there the frame that an entry led to which was made from `known`: it stays in the list of that one. Says whether there is room for
-/// its number.
+/// Notes the frame that an entry made from `known` led to: the entry stays in that frame's list. Returns whether there
+/// is room for the frame's number.
 #[inline(always)]
 pub fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysMem) -> bool {
     let frame = known.pfn::<Gpa>().raw();
@@ -429,8 +432,8 @@ pub fn note_frame(header: Pfn<Hpa>, index: u64, known: Pte, mem: &mut impl PhysM
     true
 }
 
-/// What a guest's leaf allows, and in which of its address spaces (G), as hardware would have it that never sets A or D: without D
-/// no W. To be asked about leaves with A only.
+/// Returns the rights of a guest's leaf, and its G, as on hardware that never sets A or D: without D no W. For leaves
+/// with A only.
 pub fn permissions(flags: PteFlags) -> PteFlags {
     let all = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G;
     let mut allowed = flags & all;

@@ -1,5 +1,5 @@
-//! What fences have passed over lately: so a shadow page that has been compared since need not be compared again when it is linked
-//! once more, as all tables of a kernel are for each process.
+//! The latest fences: a shadow page that has been compared since need not be compared again when it is linked once
+//! more, as all tables of a kernel are for each process.
 //!
 //! Times are values of [`Passed::stamp`], from 1 on.
 
@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use rv::Level;
 
-/// What a fence is about.
+/// The mappings that a fence is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mappings {
     /// One address space: whatever a hart has of global mappings it may keep (norm:sfence-vma_ordering_semantics).
@@ -19,11 +19,11 @@ pub enum Mappings {
     Anew,
 }
 
-/// When a shadow page was compared last, with all that it leads to.
+/// The time at which a shadow page was compared last, with all that it leads to.
 #[derive(Clone, Copy, Debug)]
 pub struct Compared {
     all: u64,
-    /// But for global mappings. Not before that.
+    /// The time for mappings that are not global. Not before `all`.
     private: u64,
 }
 
@@ -49,7 +49,7 @@ impl Compared {
     }
 }
 
-/// When the fences of all vCPUs have passed over what.
+/// The times of the latest fences of all vCPUs, by the mappings that they are about.
 pub struct Passed {
     /// The time: it grows with every fence, and every comparison that begins.
     pub stamp: u64,
@@ -57,7 +57,7 @@ pub struct Passed {
     wide: u64,
     /// The last of those that was about global mappings, too.
     wide_of_all: u64,
-    /// How many of them there were.
+    /// The number of fences of all addresses.
     fences: u64,
     /// The last fence by address.
     page: u64,
@@ -93,7 +93,7 @@ impl Passed {
         }
     }
 
-    /// How many fences of all addresses there were.
+    /// Returns the number of fences of all addresses.
     pub const fn fences(&self) -> u64 {
         self.fences
     }
@@ -111,7 +111,7 @@ impl Passed {
         self.parts[place(gva)] = self.stamp;
     }
 
-    /// It is not known of which page one of them is.
+    /// Notes that the page of one of them is not known.
     pub const fn any_page(&mut self) {
         self.any_page = self.stamp;
     }

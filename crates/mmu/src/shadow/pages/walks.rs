@@ -1,5 +1,5 @@
-//! Where walks down the shadow ended lately: most faults and fences are near others. As a hart's own walk cache it is
-//! emptied whenever a pointer goes.
+//! The ends of the latest walks down the shadow: most faults and fences are near others. Like a hart's own walk cache,
+//! it is emptied whenever a pointer goes.
 
 use crate::shadow::pages::{At, Id, Index, Key, Role};
 use crate::shadow::{Root, Shadowed};
@@ -45,7 +45,7 @@ impl<S: Shadowed> Walks<S> {
         (part ^ root) as usize % KINDS
     }
 
-    /// Where the walk for `gva` from that root ends.
+    /// Returns the page at which the walk for `gva` from that root ends, if it is remembered.
     #[inline(always)]
     pub fn find(&self, root: u64, gva: Addr<S>) -> Option<Id> {
         let part = Self::part(gva);

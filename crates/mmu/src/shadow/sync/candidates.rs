@@ -1,21 +1,21 @@
-//! Which tables are to become quiet (`quiet`): those that fences have found as they were, often enough.
+//! The tables that are to become quiet (`quiet`): those that fences have found unchanged often enough.
 
 use alloc::vec::Vec;
 use rv::{Gpa, Level, Pfn};
 
-/// So many tables wait to become quiet, for they share a flush.
+/// The most tables that wait to become quiet, so that they share a flush.
 pub const MOST: usize = 32;
-/// Most leaves of 2 MiB that are in pieces for it.
+/// The most leaves of 2 MiB that are in pieces for quiet tables.
 const MOST_SPLIT: usize = 16;
-/// So many do not wait for others,
+/// The number of tables that do not wait for others.
 const ENOUGH: usize = 8;
-/// nor does one that has waited for so many wide fences.
+/// The number of wide fences after which a table no longer waits for others.
 const LONG: u64 = 32;
 
-/// Those that wait.
+/// The tables that wait.
 pub struct Candidates {
     frames: Vec<Pfn<Gpa>>,
-    /// When the first of them came, as wide fences are counted.
+    /// The number of wide fences before the first of them came.
     since: u64,
     /// 2 MiB for which there was one leaf, which is in pieces now.
     split: Vec<Pfn<Gpa>>,
@@ -30,7 +30,7 @@ impl Candidates {
         Some(Self { frames, since: 0, split })
     }
 
-    /// The leaf for the 2 MiB around `gfn` is about to go to pieces. Says whether it may.
+    /// Notes that the leaf for the 2 MiB around `gfn` is about to go to pieces. Returns whether it may.
     pub fn may_split(&mut self, gfn: Pfn<Gpa>, splits: &mut u64) -> bool {
         let chunk = gfn.align_down(Level::MEGA.pages());
         let is_known = self.split.contains(&chunk);
@@ -47,12 +47,12 @@ impl Candidates {
         self.split.last().copied()
     }
 
-    /// They are.
+    /// Notes that the 2 MiB of [`Candidates::next_split`] are whole again.
     pub fn is_whole(&mut self) {
         self.split.pop();
     }
 
-    /// One more, if there is room; after that many wide fences.
+    /// Adds a table, after that many wide fences, if there is room.
     pub fn add(&mut self, gfn: Pfn<Gpa>, fences: u64) {
         if self.frames.is_empty() {
             self.since = fences;
@@ -67,12 +67,12 @@ impl Candidates {
         self.frames.len() >= ENOUGH || !self.frames.is_empty() && fences - self.since >= LONG
     }
 
-    /// All of them.
+    /// Takes all of them.
     pub fn take(&mut self) -> Vec<Pfn<Gpa>> {
         core::mem::take(&mut self.frames)
     }
 
-    /// Those that are left of them.
+    /// Puts back those that are left of them.
     pub fn put_back(&mut self, frames: Vec<Pfn<Gpa>>) {
         self.frames = frames;
     }

@@ -1,5 +1,6 @@
-//! What a wide fence has to compare of a part of the shadow that many roots share, as a kernel's half is: laid out in a row. To go
-//! down there table by table takes some 300 instructions for each, and a kernel has four or five for one whose entries may differ.
+//! Digests: the comparisons that a wide fence makes in a part of the shadow that many roots share, as a kernel's half
+//! is, laid out in a row. To go down there table by table takes some 300 instructions for each, and a kernel has four
+//! or five for one whose entries may differ.
 //!
 //! ```text
 //!  roots of processes                  a digest
@@ -13,7 +14,8 @@
 //!     ┌──▼┐┌▼──┐ C, D: level 0
 //! ```
 //!
-//! It says the same as the tables as long as no upper page of it gets an entry or loses one: [`crate::shadow::pages::index::Index`] sees to that.
+//! A digest says the same as the tables as long as no upper page of it gets an entry or loses one; otherwise
+//! [`crate::shadow::pages::index::Index`] ends it.
 
 use crate::shadow::entries::Tables;
 use crate::shadow::pages::{At, Id, NO_DIGEST, Number, PARTS, Role, below, indices};

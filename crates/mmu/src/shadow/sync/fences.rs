@@ -1,4 +1,4 @@
-//! What fences do to shadow tables: the guest's, and those that the lane has done.
+//! The effects of fences on shadow tables: the guest's, and those that the lane has done.
 
 use crate::gstage::AddressSpace;
 use crate::shadow::entries::{Row, STIRS};

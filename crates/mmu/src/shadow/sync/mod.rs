@@ -1,4 +1,4 @@
-//! How shadow tables follow the guest's.
+//! The synchronisation of shadow tables with the guest's.
 
 mod candidates;
 mod digest;

@@ -1,8 +1,9 @@
-//! Quiet tables, in `steered`: what wide fences need not look at.
+//! Quiet tables, in `steered`: tables that wide fences need not look at.
 //!
-//! A guest's table that fences have found as it was often enough becomes *quiet*: no leaf of the VM leads to its frame any more, and no
-//! TLB lets a store through. So nobody can write it, and its shadows are in step whatever is fenced. Who comes there, to read or to write,
-//! takes an access fault, which ends that; and the next time more fences must find it as it was.
+//! A guest's table that fences have found unchanged often enough becomes *quiet*: no leaf of the VM leads to its frame
+//! any more, and no TLB lets a store through. So it cannot be written, and its shadows are in step whatever is fenced.
+//! An access to it, a read or a write, is an access fault, which ends that state. The next time more fences must find
+//! it unchanged.
 //!
 //! A page is *restless* if its table may be written, or if it leads to a page that is. Each page has a bit for each of its entries that
 //! leads to one. A wide fence follows those bits alone: its work is that of the tables that may have been written.

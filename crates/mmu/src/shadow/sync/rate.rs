@@ -1,10 +1,11 @@
-//! How often wide fences come: whether it is worth while that they have less to do, and other things cost more (`quiet`).
+//! The rate of wide fences: whether they are so many that less work for them is worth a higher cost of other things
+//! (`quiet`).
 
 /// In each interval of time, the fences from which on they are many, and below which they are few again.
 const MANY: u64 = 30;
 const FEW: u64 = 15;
 
-/// That.
+/// The rate of wide fences.
 #[derive(Default)]
 pub struct Rate {
     /// The beginning of the interval, and how many fences there had been.
@@ -14,7 +15,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// It is `now`, an interval has so many units of time, and there have been so many fences in all.
+    /// Updates the rate at the time `now`, after that many fences in all. An interval has so many units of time.
     #[inline(always)]
     pub const fn tell(&mut self, (now, interval): (u64, u64), fences: u64) {
         let passed = now.saturating_sub(self.since);
@@ -32,22 +33,23 @@ impl Rate {
     }
 }
 
-/// How often something happens beside wide fences.
+/// The frequency of an event beside wide fences.
 #[derive(Default)]
 pub struct KeptOut {
     times: u64,
-    /// Since there had been so many wide fences.
+    /// The number of wide fences at which the count began.
     since: u64,
 }
 
 impl KeptOut {
-    /// In so many wide fences it begins anew.
+    /// The number of wide fences after which the count begins anew.
     const LONG: u64 = 64;
-    /// It may happen so often, and so often more for each of them: it costs some 300 instructions, and they have some thousands less.
+    /// The number of times that the event may happen, and how many more for each wide fence: it costs some 300
+    /// instructions, and wide fences have some thousands less.
     const ALLOWED: u64 = 32;
     const EACH: u64 = 16;
 
-    /// It happens, after that many wide fences. Says whether it does too often; then it begins anew.
+    /// Notes the event, after that many wide fences. Returns whether it happens too often; then the count begins anew.
     pub const fn is_enough(&mut self, fences: u64) -> bool {
         if fences - self.since >= Self::LONG {
             (self.times, self.since) = (0, fences);

@@ -1,4 +1,4 @@
-//! What brings shadow tables in step with the guest's.
+//! The part that brings shadow tables in step with the guest's.
 
 use crate::shadow::Shadowed;
 use crate::shadow::cache::Cache;
@@ -6,7 +6,7 @@ use crate::shadow::entries::Rules;
 use crate::shadow::pages::{Id, Page};
 use crate::shadow::sync::{Candidates, Digests, KeptOut, Rate};
 
-/// Shadow tables, and what is known of how they follow the guest's.
+/// Shadow tables, and the state of their synchronisation with the guest's.
 pub struct Syncer<S: Shadowed> {
     pub cache: Cache<S>,
     pub digests: Digests<S>,

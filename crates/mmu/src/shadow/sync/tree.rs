@@ -70,7 +70,8 @@ impl<S: Shadowed> Syncer<S> {
         self.cache.empty(id, rest, host);
     }
 
-    /// Where it stops because the budget is spent, the entries below that index are in step, with all that they lead to.
+    /// Does the comparisons of [`Syncer::sync_below`]. Stops at an index if the budget is spent: the entries below it
+    /// are in step, with all that they lead to.
     fn sync_tree<M: PhysMem, H: Fence<Gpa>>(
         &mut self,
         id: Id,
