@@ -23,13 +23,13 @@ const ABOVE: u64 = 3 * MEGA;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
     None,
-    /// What the guest could still reach when leaves change is not fenced.
+    /// Changes of leaves that the guest could still reach are not fenced.
     DropsFences,
     /// Fences of everything are of leaves only: tables that are gone are walked still.
     FencesLeavesOnly,
     /// A table of a broken leaf lacks an entry.
     ForgetsOne,
-    /// It maps a neighbour.
+    /// An entry of a broken leaf's table maps a neighbour.
     MapsNext,
     /// 2 MiB are joined that do not follow one another.
     JoinsAny,

@@ -144,7 +144,7 @@ impl Vm {
         }
     }
 
-    /// What else happens between two portions.
+    /// Does other things that may happen between two portions.
     fn meanwhile(&mut self, is_rough: bool) {
         self.world.borrow_mut().model.enter_guest(0);
         self.world.borrow_mut().model.enter_guest(1);

@@ -69,7 +69,7 @@ proptest! {
     }
 }
 
-/// What may happen to the vCPUs of VMs.
+/// The events of vCPUs and their VMs.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// A hart takes one of a VM.
@@ -82,7 +82,7 @@ enum Event {
     Replace { vm: usize },
 }
 
-/// How hosts of vCPUs may fail.
+/// The ways in which hosts of vCPUs may fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,
@@ -114,8 +114,9 @@ struct Member {
     name: u32,
 }
 
-/// What a vCPU has left on a hart is another's when it has been elsewhere since, or stopped; and so is what it had there before a
-/// table changed, but under the one id that was fenced for that.
+/// Runs the events beside the model. To the model, the translations that a vCPU has left on a hart are another's when
+/// it has been elsewhere since, or stopped; and so are those from before a change of a table, except under the one id
+/// that was fenced for that.
 fn run_vcpus(bits: u32, events: &[Event], fault: Fault) -> Result<(), oracle::IdReused> {
     let mut model = IdModel::new(HARTS);
     let mut ids = vec![Ids::new(1, bits); HARTS];
@@ -199,7 +200,7 @@ fn hosts_that_fail_are_found() {
     }
 }
 
-/// What goes wrong without the fence of a roll-over, for each small number of bits.
+/// A roll-over without its fence is found, for each small number of bits.
 #[test]
 fn bad_roll_over_without_a_fence() {
     for bits in 0..3 {

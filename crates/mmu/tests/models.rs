@@ -1,6 +1,6 @@
-//! Models: harts that take and give frames at once, run by a model checker (shuttle), which decides at each access to what they share
-//! who goes on. It tries orders of events, not weaker orders of memory: a frame is one bit, and whoever has changed it has it.
-//! That a frame has one owner is checked by the ledger, which panics otherwise.
+//! Models: harts that take and give frames at once, run by a model checker (shuttle), which decides at each access to
+//! shared data which hart goes on. It tries orders of events, not weaker orders of memory: a frame is one bit, and the
+//! hart that has changed it has it. The ledger checks that a frame has one owner, and panics otherwise.
 //!
 //! `MODEL_ROUNDS` says how many orders are tried of each (2000 or 400 if missing), and `MODEL_SEED` which (those of 1 if missing).
 
@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex};
 /// Frames of 2 MiB.
 const BLOCK: u64 = 512;
 
-/// Harts that each take runs of these orders, one after another, and give each back when they have the next; and runs of frames
-/// that are the RAM. At each moment there is a run for whoever looks for one, so each has to find one.
+/// Harts that each take runs of these orders, one after another, and give each back when they have the next; and runs
+/// of frames that are the RAM. At each moment there is a run for each hart that looks for one, so each has to find one.
 #[derive(Clone, Copy)]
 struct Model {
     harts: &'static [&'static [u8]],
@@ -83,8 +83,8 @@ fn explore_some(rounds: u64, run: impl Fn() + Copy + Send + Sync + 'static) {
     }
 }
 
-/// Two frames of a block that no list has are given at once: whoever has given one finds it, though the other hart, which was
-/// first, has not put the block into the list yet.
+/// Two frames of a block that no list has are given at once: the hart that has given one finds it, though the other
+/// hart, which was first, has not put the block into the list yet.
 #[test]
 fn what_was_given_is_found_before_another_has_given() {
     explore(|| {
@@ -130,7 +130,7 @@ fn whole_blocks_are_found_beside_parts() {
     Model { harts: &[&[9, 0, 9], &[8, 9, 0]], ram: &[(0, 4 * BLOCK)] }.explore();
 }
 
-/// RAM of which nobody looks at the contents.
+/// RAM whose contents are not looked at.
 struct NoMem;
 
 impl PhysMem for NoMem {

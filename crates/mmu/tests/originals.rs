@@ -47,7 +47,7 @@ fn vm(images: Images) -> Vm {
     Vm { frames, mem, space }
 }
 
-/// An original goes, as a sweep lets it go that has taken it from all VMs; its frame has another use at once.
+/// Frees an original, as a sweep does that has taken it from all VMs; its frame has another use at once.
 fn let_go(frames: &Frames, number: u64, mem: &mut Machine) {
     let originals = frames.originals();
     originals.lapse(number);
@@ -57,7 +57,7 @@ fn let_go(frames: &Frames, number: u64, mem: &mut Machine) {
     frames.free(frame);
 }
 
-/// It comes back, into another frame.
+/// Brings an original back, into another frame.
 fn bring_in(frames: &Frames, number: u64, mem: &mut Machine) {
     let frame = frames.alloc(Owner::Host, Use::Image, 0).unwrap();
     mem.write_u64(frame.first().base(), 1000 + number);
@@ -129,7 +129,8 @@ fn a_copy_of_2_mib_takes_originals_from_wherever_they_are() {
     }
 }
 
-/// What a copy of 2 MiB has come to while an original went, and came back, between two portions of it.
+/// Makes a copy of 2 MiB while an original goes, and comes back, between two portions of it. Returns whether the copy
+/// has the original's contents, if it is mapped.
 fn disturbed(neglect: Option<Neglect>) -> bool {
     let mut vm = vm(Images::Shared);
     neglect.into_iter().for_each(|neglect| vm.frames.originals().neglect(neglect));

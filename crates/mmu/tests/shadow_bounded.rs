@@ -24,7 +24,7 @@ const ROOT: u64 = 0;
 const MIDDLE: u64 = 1;
 const LEAVES: u64 = 2;
 const TABLES: u64 = 200;
-/// What all leaves lead to.
+/// The page that all leaves lead to.
 const DATA: u64 = 300;
 const IMAGE_PAGE: u64 = 512;
 

@@ -41,12 +41,12 @@ fn vm(order: impl Fn(u64) -> u64) -> Steered {
     vm
 }
 
-/// A round; says whether something has come of it.
+/// Runs a round. Returns whether it had a result.
 fn round(vm: &mut Steered) -> bool {
     round_at(vm, (0, 0))
 }
 
-/// The same, at a time, where leaves are to be as they are for so long.
+/// Like [`round`]. `when`: the time, and for how long leaves must have been unchanged.
 fn round_at(vm: &mut Steered, when: (u64, u64)) -> bool {
     for _ in 0..1000 {
         if let Gathered::Round { has_found, .. } = vm.gather_at(when) {
@@ -56,12 +56,12 @@ fn round_at(vm: &mut Steered, when: (u64, u64)) -> bool {
     panic!("a round without end")
 }
 
-/// What hardware finds for an address: the leaf, and its level.
+/// Returns the leaf that hardware finds for an address, and its level.
 fn found(vm: &Steered, gva: Addr<Gva>) -> (Pte, Level) {
     vm.walk(gva)
 }
 
-/// The number in the page that hardware finds there.
+/// Returns the number in the page that hardware finds there.
 fn number(vm: &Steered, at: Addr<Gva>) -> u64 {
     let (leaf, level) = found(vm, at);
     let page = leaf.pfn().add(at.pfn().raw() % level.pages());

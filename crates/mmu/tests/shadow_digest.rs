@@ -1,5 +1,6 @@
-//! What several roots share, and wide fences, in `steered`: global leaves that one of an address space leaves alone, and digests. A
-//! guest of two roots edits, fences and comes and goes at random; after each fence, what hardware finds is compared with its tables.
+//! Tables that several roots share, and wide fences, in `steered`: global leaves that a fence of one address space
+//! leaves alone, and digests. A guest of two roots edits, fences and comes and goes at random; after each fence, the
+//! entries that hardware finds are compared with the guest's tables.
 
 use crate::engine::RAM;
 use crate::engine::steered::{Steered, gva, leaf, pointer};
@@ -19,7 +20,7 @@ const TABLES: [u64; 4] = [5, 6, 7, 8];
 const DATA: u64 = 16;
 /// Entries of a table that are used: three times eight, and not the first.
 const USED: std::ops::Range<u64> = 8..32;
-/// Where `UPPER` is in both roots.
+/// The index of the entries of both roots that lead to `UPPER`.
 const PLACE: u64 = 3;
 
 struct World {
@@ -55,7 +56,7 @@ impl World {
         self.vm.load((&SV48, ROOTS[n as usize], Asid(n as u16 + 1)));
     }
 
-    /// What the guest's tables say of an address.
+    /// Returns the entry that the guest's tables have for an address.
     fn walk(&self, [_, upper, middle, index]: [u64; 4]) -> Pte {
         let down = |page, index| {
             let pte = self.vm.guests(page, index);
@@ -84,7 +85,7 @@ impl World {
         is_leaf.then(|| (self.vm.there(says.pfn::<Gpa>().raw() - RAM.raw()), says.flags().contains(PteFlags::G)))
     }
 
-    /// What global leaves there are now.
+    /// Remembers the global leaves that there are now.
     fn remember(&mut self) {
         for at in addresses() {
             if let Some((leaf, true)) = self.leaf(at) {
@@ -147,7 +148,10 @@ fn addresses() -> impl Iterator<Item = [u64; 4]> {
     (0..4).flat_map(|table| USED.map(move |index| [PLACE, table / 2, table % 2, index]))
 }
 
-/// Whether a life of so many steps ends well.
+/// Runs a life of 2,000 steps. Returns the numbers of digests and of pages that were compared.
+///
+/// # Errors
+/// The message of a check that failed.
 fn live(seed: u64, sabotage: Option<Sabotage>) -> Result<(u64, u64), String> {
     let life = AssertUnwindSafe(|| {
         let mut world = World::new(seed, sabotage);

@@ -1,5 +1,5 @@
-//! How shadow pages of processes begin and end, in `steered`: a table is linked when the guest first refuses an access by it, and those that
-//! are used no more go before others.
+//! The beginning and end of processes' shadow pages, in `steered`: a table is linked when the guest first refuses an
+//! access by it, and those that are used no more go before others.
 
 use crate::engine::steered::{Steered, gva, leaf, pointer};
 use mmu::shadow::{Answer, GuestFence};
@@ -21,13 +21,13 @@ fn vm() -> Steered {
     vm
 }
 
-/// The guest has a table of a few leaves.
+/// Gives the guest a table of a few leaves.
 fn begin(vm: &mut Steered, table: u64) {
     (0..4).for_each(|index| vm.store(TABLES + table, index, leaf(DATA)));
     vm.store(MIDDLE, table, pointer(TABLES + table));
 }
 
-/// It has it no more.
+/// Takes the table from the guest.
 fn end(vm: &mut Steered, table: u64) {
     (0..4).for_each(|index| vm.store(TABLES + table, index, 0));
     vm.store(MIDDLE, table, 0);

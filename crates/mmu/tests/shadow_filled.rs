@@ -15,8 +15,8 @@ const DATA: u64 = 512;
 /// Pages of the data that are not there.
 const MISSING: [u64; 2] = [DATA + 7, DATA + 511];
 
-/// A guest whose table leads to the data, as a user's but for one entry; `is_mega`: by a leaf of 2 MiB of the G-stage. Its user gets to the
-/// first page. How many of its 512 entries are leaves then.
+/// Returns how many of the 512 entries of a table are leaves when the guest's user has got to its first page. The table
+/// leads to the data, as a user's, except for one entry; `is_mega`: by a leaf of 2 MiB of the G-stage.
 fn leaves(is_mega: bool) -> usize {
     IS_MEGA.set(is_mega);
     let there = (DATA..DATA + 512).filter(|page| is_mega || !MISSING.contains(page));

@@ -77,21 +77,21 @@ impl World {
         Self { mem, frames, space, shadow, views, log, root }
     }
 
-    /// What the guest's tables say of an access.
+    /// Returns the answer of the guest's tables to an access.
     fn guest_says(&self, request: &Request, ad: Ad) -> Result<u64, u64> {
         let root = RAM.add(TABLES[0]).base().raw();
         oracle::translate(&mut GuestWords(&self.space, &self.mem), &context(request, root, ad), GVA.raw())
             .map_err(|raised| raised.cause)
     }
 
-    /// What hardware says of it on the shadow.
+    /// Returns the answer of hardware on the shadow.
     fn shadow_says(&self, request: &Request) -> Result<u64, u64> {
         let context = context(request, self.root.table.base().raw(), Ad::Fault);
         oracle::translate(&mut ShadowWords(&self.mem), &context, GVA.raw()).map_err(|raised| raised.cause)
     }
 
-    /// Where hardware lets an access through to. Then the guest's tables allow it with A and D as they are, and so does its
-    /// memory.
+    /// Returns the guest physical address that hardware lets an access through to. Checks that the guest's tables allow
+    /// it with A and D as they are, and so does its memory.
     fn through(&self, request: &Request, what: &str) -> Result<u64, u64> {
         let hpa = self.shadow_says(request)?;
         let gpa = self.guest_says(request, Ad::Fault);
@@ -123,7 +123,7 @@ impl World {
         self.shadow.fence(&fence, self.root, &mut self.views, &mut self.log, &mut host);
     }
 
-    /// The access, with all the faults that it takes; says what it came to.
+    /// Makes the access, with all the faults that it takes. Returns its result.
     fn access(&mut self, request: &Request, what: &str) -> Result<u64, u64> {
         for _ in 0..3 {
             if let Ok(gpa) = self.through(request, what) {

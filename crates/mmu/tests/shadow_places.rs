@@ -39,13 +39,13 @@ fn access(world: &mut Steered, gva: Addr<Gva>) {
     assert!(matches!(answer, Answer::Filled { .. }), "{gva}: {answer:?}");
 }
 
-/// Whether hardware finds what was there before.
+/// Returns whether hardware finds the page that was there before.
 fn is_stale(world: &Steered, gva: Addr<Gva>) -> bool {
     world.entry(gva).is_some_and(|pte| State::of(pte) == State::Leaf && pte.pfn() == world.there(BEFORE))
 }
 
-/// A table is linked again below the one at two places, for the one place; and there was a fence at the other. Says whether what
-/// the table said before that can be used there.
+/// Links a table again below the one at two places, for the one place, after a fence at the other. Returns whether the
+/// table's entry from before the fence can be used there.
 fn linked_again(sabotage: Option<Sabotage>) -> bool {
     let mut world = world(sabotage);
     let [one, other, third] = TABLES;
@@ -68,8 +68,8 @@ fn linked_again(sabotage: Option<Sabotage>) -> bool {
     is_stale
 }
 
-/// The lane fences an address in a table that was linked for the other place only. Says whether what another table said before that
-/// can be used there, when it comes in place of the first.
+/// Fences an address by the lane in a table that was linked for the other place only. Returns whether an entry of
+/// another table from before that can be used there, when that table comes in place of the first.
 fn fenced_by_the_lane(sabotage: Option<Sabotage>) -> bool {
     let mut world = world(sabotage);
     let [one, other, _] = TABLES;

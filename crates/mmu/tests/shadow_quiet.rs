@@ -18,12 +18,12 @@ const REGIONS: usize = 21;
 /// Levels of 1 whose entries all lead to one table.
 const CROWD: u64 = 5;
 
-/// Where the data is that table `n` leads to.
+/// Returns the address of the data that table `n` leads to.
 fn address(n: u64) -> Addr<Gva> {
     gva([n / 512, n % 512, 7])
 }
 
-/// Where the guest finds a frame of its own, of those that the window shows.
+/// Returns the address of one of the guest's frames that the window shows.
 fn window(index: u64) -> Addr<Gva> {
     gva([MANY / 512, MANY % 512, index])
 }

@@ -206,8 +206,8 @@ fn to_relax_is_bounded() {
     vm.end();
 }
 
-/// So many pages are given back that are quiet tables, with thousands of entries that lead there: how many tables are woken, and how many
-/// entries are looked at.
+/// Gives back pages that are quiet tables, with thousands of entries that lead there. Returns the numbers of tables
+/// that are woken, and of entries that are looked at.
 fn giving_back(pages: u64) -> (u64, u64) {
     const TABLES: u64 = 32;
     const PARENTS: u64 = 2560;
@@ -254,8 +254,9 @@ fn to_give_quiet_tables_back_is_bounded() {
     assert!((1..=2048).contains(&entries), "BOUNDED: {entries} entries were looked at by one operation");
 }
 
-/// So many entries lead to a table that it is not told that it is quiet no more. One that leads there has been compared since the last
-/// fence, so another that leads to that one gets a digest without looking there. Says whether the change is found.
+/// Makes a table restless to which more entries lead than are marked for that. One page that leads there has been
+/// compared since the last fence, so another that leads to that one gets a digest without looking there. Returns
+/// whether the change is found. `loads`: how often the guest changes its root before.
 fn digest_of_another_epoch(loads: u64) -> bool {
     const P: [u64; 2] = [2, 3];
     const C: u64 = 4;

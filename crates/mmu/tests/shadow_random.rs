@@ -203,7 +203,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     }
 }
 
-/// So many lives may be tried before one has to be named by `finders`: a search that takes minutes would take them each time.
+/// The number of lives that may be tried before one has to be named by `finders`: a search that takes minutes would
+/// take them each time.
 const UNNAMED: u64 = 40;
 
 /// Fails unless each of these mutants fails one of its checks, in one of many random lives.
@@ -232,7 +233,8 @@ fn every_mutant_is_caught() {
     catch_all::<Gva>(MUTANTS.into_iter().filter(|(mutant, ..)| format!("{mutant:?}").contains(&name)));
 }
 
-/// The same for what is broken in roots of several frames only, and what holds every frame of them.
+/// Like [`MUTANTS`], for parts that only roots of several frames have, and for rules that hold for each of their
+/// frames.
 const MUTANTS_OF_ROOTS: [(Mutant, Upkeep, &[&str]); 4] = [
     (Mutant::DropsFences, Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "SUBSET"]),
     (Mutant::Engine(Sabotage::ForgetsWideFence), Upkeep::Lazy, &["TLB-LIKE"]),

@@ -28,7 +28,7 @@ impl Words for Flat {
     }
 }
 
-/// The same, for the engine.
+/// The engine's access to the frames.
 struct Engine<'a>(&'a mut Flat);
 
 impl ReadPte<Hpa> for Engine<'_> {

@@ -1,5 +1,5 @@
-//! Runs of 2 MiB of zeroes that harts make when they are idle, beside a model of what each frame holds: what is handed out holds zeroes,
-//! nothing is lost, and nobody is refused a frame that is nobody's.
+//! Runs of 2 MiB of zeroes that harts make when they are idle, beside a model of the contents of each frame: runs that
+//! are handed out hold zeroes, nothing is lost, and no request for a frame is refused while one is unowned.
 
 use crate::random::Random;
 use mmu::frames::{Ahead, Frames, MEGA_ORDER, MOST_ZEROED, Owner, PoolSabotage, Run, Use};
@@ -54,7 +54,7 @@ impl PhysMem for Ram {
     }
 }
 
-/// What happened: runs of zeroes that were handed out, and frames that were had only because some were given back.
+/// The counts of runs of zeroes that were handed out, and of frames that were had only because some were given back.
 #[derive(Default)]
 struct Seen {
     handed_out: u64,

@@ -15,7 +15,7 @@ pub const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
 pub const REGION: u64 = 512;
 
 thread_local! {
-    /// Whether guest memory comes by 2 MiB in this test.
+    /// Set if guest memory comes by 2 MiB in this test.
     pub static IS_MEGA: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

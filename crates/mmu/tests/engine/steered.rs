@@ -105,7 +105,7 @@ impl Steered {
         result.expect("frames")
     }
 
-    /// Where a page of the guest's is.
+    /// Returns the frame of a page of the guest's.
     pub fn there(&self, page: u64) -> Pfn<Hpa> {
         self.space.translate(RAM.add(page).base(), &self.mem).expect("it is mapped").hpa.pfn()
     }
@@ -116,7 +116,7 @@ impl Steered {
         self.mem.write_u64(at, value);
     }
 
-    /// What a table of the guest's says.
+    /// Returns an entry of a table of the guest's.
     pub fn guests(&self, page: u64, index: u64) -> Pte {
         Pte(self.mem.read_u64(self.there(page).at(8 * index)))
     }
@@ -162,7 +162,7 @@ impl Steered {
         assert!(lane::sync(&mut self.mem, &inputs, (table, format), gva), "{gva}");
     }
 
-    /// What comes some time after fences.
+    /// Does what the engine has to do some time after fences.
     pub fn relax(&mut self, now: u64, interval: u64) {
         self.operate(|shadow, host| {
             shadow.relax(now, interval, host);
@@ -176,26 +176,26 @@ impl Steered {
         self.operate(|shadow, host| Ok(_ = mmu::Edits { shadow: Some(shadow), host }.give_back(&[span])));
     }
 
-    /// The guest tries to get to an address, again and again as long as it is to. What comes of it.
+    /// Accesses an address as the guest, again and again as long as the answer is to retry. Returns the last answer.
     pub fn access(&mut self, gva: Addr<Gva>) -> Answer {
         let (root, request) = (self.root(), Request::supervisor(Access::Load));
         let mut answers = (0..10).map(|_| self.operate(|shadow, host| shadow.fault(&root, gva, &request, host)));
         answers.find(|answer| *answer != Answer::Retry).unwrap_or_else(|| panic!("PROGRESS: {gva}"))
     }
 
-    /// Its user mode loads from an address, which it may.
+    /// Loads from an address in user mode, which the guest allows.
     pub fn access_as_user(&mut self, gva: Addr<Gva>) {
         let (root, request) = (self.root(), Request { mode: Mode::User, ..Request::supervisor(Access::Load) });
         let mut answers = (0..10).map(|_| self.operate(|shadow, host| shadow.fault(&root, gva, &request, host)));
         assert!(answers.any(|answer| matches!(answer, Answer::Filled { .. })), "{gva}");
     }
 
-    /// A portion of looking for what may be coalesced.
+    /// Searches one portion for pages that may be coalesced.
     pub fn gather(&mut self) -> Gathered {
         self.gather_at((0, 0))
     }
 
-    /// The same, at a time, where leaves are to be as they are for so long.
+    /// Like [`Steered::gather`]. `when`: the time, and for how long leaves must have been unchanged.
     pub fn gather_at(&mut self, when: (u64, u64)) -> Gathered {
         let root = self.root();
         let Self { mem, frames, space, shadow, .. } = self;
@@ -206,7 +206,7 @@ impl Steered {
         })
     }
 
-    /// What is being moved is not moved any more. Says whether something was.
+    /// Stops the move under way. Returns whether there was one.
     pub fn stop_moving(&mut self) -> bool {
         self.shadow.stop_moving(&self.frames)
     }
@@ -225,7 +225,7 @@ impl Steered {
         }
     }
 
-    /// Where the entry of level 0 is that hardware finds, if marked pointers lead to one.
+    /// Returns the place of the level-0 entry that hardware finds, if marked pointers lead to one.
     pub fn entry_at(&self, gva: Addr<Gva>) -> Option<Addr<Hpa>> {
         let Root { mut table, format, .. } = self.root();
         let mut level = format.root_level();
@@ -239,7 +239,7 @@ impl Steered {
         Some(table.at(8 * format.index(gva, Level::PAGE) as u64))
     }
 
-    /// That entry.
+    /// Returns the entry at [`Steered::entry_at`].
     pub fn entry(&self, gva: Addr<Gva>) -> Option<Pte> {
         self.entry_at(gva).map(|at| Pte(self.mem.read_u64(at)))
     }

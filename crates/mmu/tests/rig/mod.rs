@@ -68,7 +68,7 @@ pub struct Setup {
     pub superpages: Superpages,
     /// Gap before it, length, protection, image frame (or anonymous).
     pub regions: Vec<(u16, u16, Prot, Option<u16>)>,
-    /// Whether all lies where the root's extra index bits count.
+    /// Set if all lies where the root's extra index bits count.
     pub high: bool,
     pub residence: Residence,
     pub harts: u8,
@@ -152,7 +152,7 @@ pub struct Rig {
     image: Pfn<Hpa>,
     hogged: Vec<Run>,
     owed: Stale<Gpa>,
-    /// What the guest wrote.
+    /// The contents that the guest wrote.
     written: BTreeMap<u64, Contents>,
     writes: u64,
     paged: Paged,
@@ -284,14 +284,14 @@ impl Rig {
     }
 
     fn map(&self) -> Map {
-        /// Whether a page is warm: what a sweep remembers of it, and the flat model does not.
+        /// The bit of a warm page: the sweep has it, and the flat model does not.
         const WARM: u64 = 1 << 9;
         let mut map = interpret(&self.world.model.machine, self.space.root(), self.setup.format);
         map.values_mut().for_each(|mapping| mapping.flags &= !WARM);
         map
     }
 
-    /// What the guest should find in a page.
+    /// Returns the contents that the guest should find in a page.
     fn contents(&self, page: u64) -> Contents {
         let region = self.regions.iter().find(|r| (r.start.raw()..r.start.raw() + r.pages).contains(&page));
         let region = region.expect("only pages of regions are looked at");
@@ -447,7 +447,7 @@ impl Rig {
         self.written.insert(*page, contents);
     }
 
-    /// Whether regions of one protection cover the pages.
+    /// Returns whether regions of one protection cover the pages.
     fn is_alike(&self, mut pages: std::ops::Range<u64>) -> bool {
         let prot = |page| self.space.region_of(Pfn::new(page)).map(|region| region.prot);
         let first = prot(pages.start);

@@ -1,5 +1,5 @@
-//! Originals of the image that go and come back. The host does here what its pager does: it takes one from the guest, waits until no
-//! hart remembers it, and gives its frame to whoever wants it.
+//! Originals of the image that go and come back. The host does here what its pager does: it takes one from the guest,
+//! waits until no hart remembers it, and gives its frame another use.
 
 use super::world::Mutant;
 use super::{Rig, VM, image_contents};
@@ -24,7 +24,8 @@ impl Rig {
 
     /// An original goes, one that harts reach, if there is one, or any. Now and then the guest comes back to it at once.
     pub(super) fn let_original_go(&mut self, n: u16) {
-        // Whoever edits the G-stage fences before others may look at it: what was unmapped before is not found any more.
+        // An edit of the G-stage is fenced before others may look at it: what was unmapped before is not found any
+        // more.
         self.flush();
         let shown = self.shown();
         let home = match shown.len() {
@@ -43,7 +44,7 @@ impl Rig {
         self.world.model.free(frame);
         self.frames.free(run);
         self.check_ownership(&self.map());
-        // Whoever has it next writes to it.
+        // The frame's next owner writes to it.
         self.world.model.machine.write_u64(frame.base(), 0x666);
         let page = self.space.pages_of(home..home + 1).next().map(|(_, pages)| pages.start);
         if let Some(page) = page.filter(|_| n % 4 < 2) {
@@ -76,7 +77,7 @@ impl Rig {
         }
     }
 
-    /// The guest needs an original that is out. Whether it is in memory now.
+    /// Brings in an original that is out and that the guest needs. Returns whether it is in memory now.
     pub(super) fn bring_original(&mut self, page: u64, home: Pfn<Hpa>) -> bool {
         let number = self.frames.originals().number(home);
         assert!(self.space.pages_of(home.raw()..home.raw() + 1).any(|(_, pages)| pages.start == page));

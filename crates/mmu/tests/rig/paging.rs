@@ -16,7 +16,7 @@ const OWNED: u64 = 1 << 8;
 /// A page of memory.
 type Words = [u64; 512];
 
-/// What should be kept of pages that hardware cannot use.
+/// The state that should be kept of pages that hardware cannot use.
 #[derive(Default)]
 pub struct Paged {
     /// By guest page: where it still is.
@@ -126,7 +126,7 @@ impl Rig {
         self.check_ownership(&before);
     }
 
-    /// What has become mapped is what was idle, and no more is idle than before.
+    /// Checks that idle pages that are mapped again are mapped as they were, and counts them as idle no more.
     pub(super) fn woken(&mut self, map: &Map) {
         self.paged.idle.retain(|page, was| {
             let Some(now) = map.get(page) else { return true };
@@ -135,7 +135,7 @@ impl Rig {
         });
     }
 
-    /// Idle 2 MiB around the page become idle pages. Whether they are pages now.
+    /// Splits idle 2 MiB around the page into idle pages. Returns whether they are pages now.
     fn split(&mut self, page: u64) -> bool {
         if self.paged.idle[&page].level == 0 {
             return true;

@@ -4,7 +4,7 @@
 use oracle::{FenceModel, Machine};
 use rv::{Addr, Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
 
-/// What is broken.
+/// The part that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// Nothing.
@@ -37,7 +37,7 @@ pub enum Mutant {
     LinksTooEarly,
     /// Entries of removed leaves stay.
     ForgetsToClear,
-    /// What an edit of an image's leaf owes is not known: the entry is said to have been empty.
+    /// The debt of an edit of an image's leaf is not known: the entry is said to have been empty.
     ForgetsDebtOfImages,
     /// The fence of a page that becomes idle does not happen.
     RestsWithoutFence,
@@ -55,9 +55,9 @@ pub enum Mutant {
     ForgetsIdle,
     /// Unmapping does not see pages that are out.
     ForgetsSlots,
-    /// What 4 KiB leaves had is not taken over by the leaf that replaces them.
+    /// The contents of 4 KiB leaves are not taken over by the leaf that replaces them.
     ForgetsToTakeOver,
-    /// It is taken over before their table goes, and not after the fence.
+    /// The contents of 4 KiB leaves are taken over before their table goes, and not after the fence.
     TakesOverEarly,
     /// An original goes that harts may remember.
     WithdrawsWithoutFence,
@@ -97,7 +97,7 @@ impl World {
         Self { model, mutant, blind: Blind::No, held: vec![], writes: 0, early: None }
     }
 
-    /// What was held back becomes visible.
+    /// Makes the writes visible that were held back.
     pub fn let_go(&mut self) {
         for held in std::mem::take(&mut self.held) {
             match held {

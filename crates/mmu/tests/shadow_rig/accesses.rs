@@ -115,7 +115,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// What the engine changed in guest tables, and what the lane fenced meanwhile, becomes history.
+    /// Adds the engine's changes of guest tables, and the lane's fences meanwhile, to the history.
     pub(super) fn learn(&mut self) {
         let mut hardware = self.bus.0.borrow_mut();
         for event in core::mem::take(&mut hardware.events) {

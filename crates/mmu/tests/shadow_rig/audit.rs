@@ -1,4 +1,4 @@
-//! What must hold, and what the guest should find.
+//! The rules that must hold, and the answers that the guest should find.
 
 use super::hardware::permits;
 use super::subject::Subject;
@@ -13,7 +13,7 @@ use rv::{Addr, Caps, Entry, Format, Gpa, Hpa, Leaf, Level, Pfn, Pte, PteFlags, R
 use std::collections::BTreeMap;
 
 impl<S: Subject> Rig<S> {
-    /// What real hardware would answer, by the guest's tables as they are: the oracle's word.
+    /// Returns the answer of real hardware, by the guest's tables as they are: the oracle's word.
     pub(super) fn expected(&self, n: usize, gva: Addr<S>, request: &Request) -> Result<(), u64> {
         let table = match self.vcpus[n].paging {
             Paging::Bare => None,
@@ -68,7 +68,7 @@ impl<S: Subject> Rig<S> {
         })
     }
 
-    /// Whether the G-stage takes `gpa` to `hpa`, and allows stores if `flags` do.
+    /// Returns whether the G-stage takes `gpa` to `hpa`, and allows stores if `flags` do.
     pub(super) fn leads_to(&self, gpa: Addr<Gpa>, flags: PteFlags, hpa: Addr<Hpa>) -> bool {
         self.space.translate(gpa, &self.bus.0.borrow().machine).is_some_and(|there| {
             there.hpa.pfn() == hpa.pfn() && (there.flags.contains(PteFlags::W) || !flags.contains(PteFlags::W))
@@ -112,8 +112,8 @@ impl<S: Subject> Rig<S> {
         None
     }
 
-    /// Whether vCPU `n`'s tables translate `gva` by a page to that leaf's now, with its rights at least: then [`Rig::check`] has nothing to
-    /// object. `near`: where the table of the address before is.
+    /// Returns whether vCPU `n`'s tables now translate `gva` by a page to that leaf's, with its rights at least: then
+    /// [`Rig::check`] has nothing to object. `near`: the table of the address before.
     // A table of 512 leaves has one way to it.
     fn is_so_now(&self, n: usize, gva: Addr<S>, leaf: &Leaf<Hpa>, near: &mut Option<(u64, Option<Pfn<Hpa>>)>) -> bool {
         let Paging::Tables { format, root } = self.vcpus[n].paging else { return false };
@@ -135,7 +135,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// Where the guest's table of leaves is by which `gva` is translated now, if it is in memory.
+    /// Returns the frame of the guest's table of leaves by which `gva` is translated now, if it is in memory.
     fn table_of(&self, format: &'static Format, root: Pfn<Gpa>, gva: Addr<S>) -> Option<Pfn<Hpa>> {
         let mut levels = format.levels_down().filter(|level| *level > Level::PAGE);
         let table = levels.try_fold(root, |table, level| {
@@ -150,7 +150,8 @@ impl<S: Subject> Rig<S> {
         there.map(|there| there.hpa.pfn())
     }
 
-    /// Whether vCPU `n`'s tables gave a page fault for the access at some time since the last fence that covers it.
+    /// Returns whether vCPU `n`'s tables gave a page fault for the access at some time since the last fence that covers
+    /// it.
     pub(super) fn may_fault(&self, n: usize, gva: Addr<S>, request: &Request) -> bool {
         let vcpu = &self.vcpus[n];
         let Paging::Tables { format, root } = vcpu.paging else { return false };
@@ -203,7 +204,7 @@ impl<S: Subject> Rig<S> {
             self.collect(root.1.add(frame), level, frame << (level.shift() + 9), root.2, &mut seen);
         }
         let pointers = self.bus.0.borrow().harts[n].pointers.clone();
-        // Nobody gets through by poison.
+        // No access gets through by poison.
         let through = pointers.into_iter().filter(|(.., table)| !is_poison(Entry::Table(*table).encode()));
         for (id, page, level, table) in through {
             if id == root.0 {
@@ -261,7 +262,8 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// What the lane is told of memory is so: where 2 MiB are by one leaf that allows everything, or which table has their leaves.
+    /// Checks what the lane is told of memory: that 2 MiB are by one leaf that allows everything, or which table has
+    /// their leaves.
     pub(super) fn audit_chunks(&self) {
         let Some(inputs) = self.shadow.as_ref().and_then(|shadow| shadow.lane_inputs()) else { return };
         let machine = &self.bus.0.borrow().machine;
@@ -294,7 +296,7 @@ impl<S: Subject> Rig<S> {
     }
 }
 
-/// Whether a guest's leaf allows a leaf of ours with these rights.
+/// Returns whether a guest's leaf allows a leaf of ours with these rights.
 fn allows(guests: PteFlags, ours: PteFlags) -> bool {
     let rights = PteFlags::R | PteFlags::W | PteFlags::X | PteFlags::U | PteFlags::G;
     let mut most = guests & rights;
@@ -312,13 +314,13 @@ pub(super) fn extended(bits: u64, format: &Format) -> u64 {
 /// A page that is out.
 #[derive(Clone)]
 pub(super) struct Away {
-    /// Where it is on the swap device.
+    /// Its place on the swap device.
     pub slot: SwapSlot,
-    /// What it holds.
+    /// Its contents.
     pub words: Box<[u64; 512]>,
 }
 
-/// The guest's memory as words, for the oracle. What nobody has touched is as it begins.
+/// The guest's memory as words, for the oracle. Untouched memory is as it begins.
 struct GuestWords<'a> {
     space: &'a AddressSpace,
     away: &'a BTreeMap<Pfn<Gpa>, Away>,

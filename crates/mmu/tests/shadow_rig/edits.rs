@@ -1,4 +1,4 @@
-//! What the guest writes into its tables.
+//! The guest's writes to its tables.
 
 use super::subject::Subject;
 use super::{INDICES, PAGES, RAM, Rig};

@@ -91,7 +91,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// Whether a page is, or may be, one of the guest's tables.
+    /// Returns whether a page is, or may be, one of the guest's tables.
     fn is_table(page: u64) -> bool {
         page < 16 || Self::is_root(page) || S::TABLES.contains(&page)
     }
@@ -131,7 +131,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// What the pages hold that are none of the guest's tables, some words of each, and which they are.
+    /// Returns the pages that are none of the guest's tables, with some words of each.
     fn contents(&self) -> Vec<(u64, [u64; 3])> {
         let machine = &self.bus.0.borrow().machine;
         let word = |page: Pfn<Gpa>, at: u64| {

@@ -19,7 +19,7 @@ use rv::{
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Why hardware does not let an access through.
+/// The reason for which hardware does not let an access through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// A table says so.
@@ -31,7 +31,7 @@ pub enum Refusal {
 /// A translation that a TLB holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cached {
-    /// Whose: the ASID, which [`Hart::id`] stands for.
+    /// The number that stands for its ASID ([`Hart::id`]).
     pub id: u64,
     pub page: u64,
     pub level: Level,
@@ -43,12 +43,12 @@ impl Cached {
         (self.id == id || self.is_global()) && self.page == page & !(self.level.pages() - 1)
     }
 
-    /// Whether it serves for all ASIDs.
+    /// Returns whether it serves for all ASIDs.
     pub fn is_global(&self) -> bool {
         self.leaf.flags.contains(PteFlags::G)
     }
 
-    /// Whether it leads where nobody gets.
+    /// Returns whether it leads to the denied frame.
     pub fn is_poison(&self) -> bool {
         table::is_poison(Entry::Leaf(self.leaf).encode())
     }
@@ -61,20 +61,20 @@ impl Cached {
 /// A hart's TLB, and what it translates by.
 pub struct Hart<S: Subject> {
     pub tlb: Vec<Cached>,
-    /// What it remembers under the VMID of the vCPU here of the guest's own tables, which a fence of the G-stage need not end: which
-    /// root and ASID, which page, and where that leads.
+    /// Translations by the guest's own tables that it remembers under the VMID of the vCPU here, which a fence of the
+    /// G-stage need not end: which root and ASID, which page, and where that leads.
     pub nested: Vec<(u64, u64, Addr<Gpa>, PteFlags)>,
     /// Pointers that it remembers: whose, above which page and at which level, and where they lead.
     pub pointers: Vec<(u64, u64, Level, Pfn<Hpa>)>,
-    /// Whose global translations there may be.
+    /// The owner of the global translations that there may be.
     pub globals: Globals,
     /// Names the stay of the vCPU on this hart: it has other ASIDs in each.
     pub stay: u64,
     /// The ASID that stands for the present root, its table and how it is walked.
     pub root: Option<(u64, Pfn<Hpa>, &'static Format)>,
-    /// Whether the lane may take fences of all address spaces, and of the hart's own.
+    /// Set if the lane may take fences of all address spaces, and of the hart's own.
     pub lane: (bool, bool),
-    /// Whether it brings entries in step, and by what.
+    /// The inputs by which the lane brings entries in step, if it does.
     pub sync: Option<LaneSync>,
     pub token: u64,
     pub log: Rc<RefCell<FenceLog<S>>>,
@@ -86,7 +86,7 @@ impl<S: Subject> Hart<S> {
         self.pointers.clear();
     }
 
-    /// What stands for the vCPU's ASID for a root here.
+    /// Returns the number that stands for the vCPU's ASID for a root here.
     fn id(&self, root: &Root<S>) -> u64 {
         self.stay << 32 | root.serial
     }
@@ -103,7 +103,7 @@ impl<S: Subject> Hart<S> {
         self.root = Some((self.id(root), root.table, root.format));
     }
 
-    /// What the vCPU on this hart has left, and what that on the other has, change places.
+    /// Exchanges the translations that the vCPU on this hart has left with those on the other.
     pub fn swap(&mut self, other: &mut Self) {
         core::mem::swap(&mut self.tlb, &mut other.tlb);
         core::mem::swap(&mut self.pointers, &mut other.pointers);
@@ -111,13 +111,13 @@ impl<S: Subject> Hart<S> {
     }
 }
 
-/// What another hart does in the middle of an operation.
+/// The store and the fence of another hart in the middle of an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Meddling<S: Subject> {
     pub hart: usize,
     /// A guest's entry: through which address it is stored to, and what.
     pub store: (Addr<S>, Addr<Gpa>, u64),
-    /// What it fences then, by the lane, if it can: with its ASID or without.
+    /// The address that it fences then, by the lane, if it can; and whether with its ASID.
     pub fence: (Addr<S>, bool),
 }
 
@@ -137,9 +137,9 @@ pub struct Hardware<S: Subject> {
     pub harts: Vec<Hart<S>>,
     pub history: History,
     pub rng: TestRng,
-    /// After how many accesses of the engine to memory what happens.
+    /// The number of accesses of the engine to memory after which another hart does something, and what.
     pub meddling: Option<(u32, Meddling<S>)>,
-    /// What happened since the history was last told.
+    /// The events since the history was last told.
     pub events: Vec<Event<S>>,
     /// Fences of all harts do nothing.
     pub drops_fences: bool,
@@ -208,10 +208,10 @@ impl<S: Subject> Hardware<S> {
         panic!("SUBSET: a pointer at level 0")
     }
 
-    /// What the hart translates `gva` to, if it lets the access through.
+    /// Returns the hart's translation of `gva`, if it lets the access through.
     ///
     /// # Errors
-    /// Why it does not.
+    /// The reason if it does not.
     pub fn translate(&mut self, hart: usize, gva: Addr<S>, request: &Request) -> Result<Cached, Refusal> {
         let id = self.harts[hart].root.expect("loaded").0;
         let judge = |cached: Cached| match () {
@@ -243,7 +243,7 @@ impl<S: Subject> Hardware<S> {
         judged
     }
 
-    /// Whether the tables let the access through, whatever the hart remembers.
+    /// Returns whether the tables let the access through, whatever the hart remembers.
     pub fn is_allowed(&self, hart: usize, gva: Addr<S>, request: &Request) -> bool {
         let (id, mut table, format) = self.harts[hart].root.expect("loaded");
         for level in format.levels_down() {
@@ -320,7 +320,7 @@ impl<S: Subject> Hardware<S> {
         true
     }
 
-    /// The same for a fence of all addresses and all ASIDs.
+    /// Like [`Hardware::lane`], for a fence of all addresses and all ASIDs.
     pub fn lane_wide(&mut self, hart: usize, blindly: bool) -> bool {
         let state = &self.harts[hart];
         let (Some((_, table, _)), Some(inputs), (true, _)) = (state.root, state.sync, state.lane) else { return false };
@@ -342,7 +342,7 @@ impl<S: Subject> Hardware<S> {
     }
 }
 
-/// Whether a leaf lets an access through.
+/// Returns whether a leaf lets an access through.
 pub fn permits(flags: PteFlags, request: &Request) -> bool {
     let has = |flag| flags.contains(flag);
     let mode = match request.mode {

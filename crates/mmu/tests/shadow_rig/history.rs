@@ -1,6 +1,6 @@
-//! What the guest's tables said, and when: all values that each word had, and all fences of each vCPU. A translation
-//! is one that a real TLB may hold if its pointers were there at some time since the last wide fence, and its leaf at
-//! some time since the last fence that covers it (norm:sfence-vma_ordering_semantics).
+//! The history of the guest's tables: all values that each word had, and all fences of each vCPU. A translation is one
+//! that a real TLB may hold if its pointers were there at some time since the last wide fence, and its leaf at some
+//! time since the last fence that covers it (norm:sfence-vma_ordering_semantics).
 
 use rustc_hash::FxHashMap;
 use rv::{Addr, Asid, Gpa, Space};

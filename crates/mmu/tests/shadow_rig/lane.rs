@@ -77,7 +77,7 @@ fn line<S: Subject>(
     (page & 0xf == 0xf).then_some((entry, pte, Some(Pte(page >> 10 << 10 | flags))))
 }
 
-/// Whether a wide fence has nothing to do while that is the root.
+/// Returns whether a wide fence has nothing to do while that is the root.
 pub fn rests(machine: &Machine, inputs: &LaneSync, root: Addr<Hpa>) -> bool {
     let word = |at: u64| machine.peek(at).expect("memory that the lane was told of");
     word(root.raw().wrapping_add_signed(LaneSync::REST_AT)) == word(inputs.gate + LaneSync::EPOCH_AT)

@@ -5,7 +5,7 @@
 //! pages in all three are its tables, each at any level, at several places. It writes to them through its own
 //! translations: a *window*, which maps all memory in every root.
 
-/// Does with the engine and a [`Host`] what may want 2 MiB made ready first, or a page that is out.
+/// Runs an operation on the engine and a [`Host`] that may want 2 MiB made ready first, or a page that is out.
 macro_rules! ready {
     ($rig:ident, |$shadow:ident, $host:ident| $attempt:expr) => {
         loop {
@@ -26,7 +26,7 @@ macro_rules! ready {
     };
 }
 
-/// What never does.
+/// Runs an operation that never wants such.
 macro_rules! host {
     ($rig:ident, |$shadow:ident, $host:ident| $act:expr) => {
         host!($rig, (&mut mmu::Ready::Nothing, $rig.budget), |$shadow, $host| $act)
@@ -87,10 +87,10 @@ const AMPLE: u32 = 8192;
 /// Steps in which wide fences are many, where there is a storm of them, and few else.
 const INTERVAL: u64 = 20;
 const STORM: usize = 40;
-/// Where tables' entries are, and so addresses.
+/// The indices of tables' entries, and so of addresses.
 const INDICES: [u64; 4] = [0, 1, 5, 511];
 
-/// What is broken.
+/// The part that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mutant {
     /// Nothing.
@@ -121,7 +121,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Whether the guest has tables of user pages in this life that can be coalesced: in others it would hide what else may be wrong.
+    /// Returns whether the guest has tables of user pages in this life that can be coalesced: in others it would hide
+    /// other faults.
     const fn gathers(&self) -> bool {
         matches!(self.upkeep, Upkeep::Steered) && self.seed % 5 == 3
     }
@@ -151,7 +152,7 @@ impl<S: Subject> Vcpu<S> {
         had.chain(present).map(move |root| (root, since))
     }
 
-    /// It leaves its root.
+    /// Notes that the vCPU leaves its root.
     fn leave(&mut self, now: Time) {
         let Paging::Tables { root, .. } = self.paging else { return };
         self.had.retain(|(known, _)| *known != root);
@@ -163,7 +164,7 @@ pub struct Rig<S: Subject> {
     setup: Setup,
     format: &'static Format,
     ad: AdPolicy,
-    /// Whether shadow leaves keep the guest's G.
+    /// Set if shadow leaves keep the guest's G.
     globals: bool,
     bus: Bus<S>,
     frames: Frames,
@@ -177,17 +178,18 @@ pub struct Rig<S: Subject> {
     recent: RefCell<Vec<Addr<S>>>,
     /// Accesses that came through, and traps that the guest got.
     pub tally: [u64; 4],
-    /// Whether the host takes memory away for a time. Each time that fences all harts, which hides what else may be wrong.
+    /// Set if the host takes memory away for a time. Each time that fences all harts, which hides other faults.
     is_paged: bool,
     /// Pages that are on the swap device.
     away: BTreeMap<Pfn<Gpa>, Away>,
-    /// What the swap device has of pages that have come in since; some have been written to, and the engine has forgone those.
+    /// The swap device's copies of pages that have come in since; some have been written to, and the engine has forgone
+    /// those.
     copies: BTreeMap<Pfn<Gpa>, Away>,
     /// Pages that could not become idle within the budget.
     pub postponed: u64,
     /// Faults that were answered with a share of the lock.
     pub answered_beside: u64,
-    /// What is on its way to become one leaf, and how often some has.
+    /// The promotion under way, and the number of those that made one leaf.
     promoting: Option<Promotion>,
     pub promoted: u64,
     /// Steps so far.
@@ -373,7 +375,7 @@ impl<S: Subject> Rig<S> {
         S::ROOTS.into_iter().flat_map(|root| (0..S::ROOT_FRAMES as u64).map(move |frame| root + frame))
     }
 
-    /// Whether a page of RAM is a frame of a root.
+    /// Returns whether a page of RAM is a frame of a root.
     fn is_root(page: u64) -> bool {
         Self::root_frames().any(|frame| frame == page)
     }
@@ -483,7 +485,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// Where vCPU `n` finds memory, if it has not broken its own tables.
+    /// Returns the address at which vCPU `n` finds memory, if it has not broken its own tables.
     fn through(&self, n: usize, gpa: Addr<Gpa>) -> Addr<S> {
         if self.vcpus[n].paging == Paging::Bare { Addr::new(gpa.raw()) } else { self.window(gpa) }
     }

@@ -10,7 +10,8 @@ use mmu::{Ready, Run, Span, Stale, Use};
 use rv::{Gpa, Level, Pfn, PhysMem};
 use std::collections::BTreeSet;
 
-/// What a frame holds that was given back: a leaf to memory that no guest is to see. Whoever still reads it as a table is found out.
+/// The word in all of a frame that was given back: a leaf to memory that no guest is to see. A walk that still reads
+/// the frame as a table is found out.
 const GARBAGE: u64 = 0x10 << 10 | 0xcf;
 
 impl<S: Subject> Rig<S> {
@@ -133,7 +134,7 @@ impl<S: Subject> Rig<S> {
         self.frames.free(run);
     }
 
-    /// Brings a page in that somebody needs.
+    /// Brings in a page that is needed.
     pub(super) fn bring_in(&mut self, page: Pfn<Gpa>, slot: SwapSlot) {
         let away = self.away.remove(&page).filter(|away| away.slot == slot).expect("it is out there");
         let comes = [Comes::Wanted, Comes::Ahead, Comes::Unwritten][self.pick(3) as usize];

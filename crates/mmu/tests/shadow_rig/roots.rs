@@ -46,7 +46,7 @@ impl<S: Subject> Rig<S> {
         root
     }
 
-    /// What the hypervisor does where a root becomes a hart's.
+    /// Makes a root a hart's, as the hypervisor does.
     fn put_on(&self, hart: &mut Hart<S>, root: &Root<S>) {
         if hart.globals.go_by(root.globals.then_some(root.format.mode)) && self.setup.mutant != Mutant::KeepsGlobals {
             hart.forget_all();
@@ -81,7 +81,7 @@ impl<S: Subject> Rig<S> {
         }
     }
 
-    /// What the guest writes to `satp` for that.
+    /// Returns the value that the guest writes to `satp` for that.
     pub(super) fn key(paging: Paging, asid: Asid) -> u64 {
         match paging {
             Paging::Tables { format, root } => atp::satp(format, asid, root),

@@ -1,5 +1,6 @@
-//! Spells that a vCPU is nested for: its own tables translate, behind the G-stage, and nobody sees what its guest does. What it finds
-//! then, and when it is back on shadow tables, must be what its tables gave since its fences, seen or not.
+//! Spells that a vCPU is nested for: its own tables translate, behind the G-stage, and its guest's stores and fences
+//! are not seen. The translations that it finds then, and when it is back on shadow tables, must be ones that its
+//! tables gave since its fences, seen or not.
 
 use super::hardware::{AllHarts, Mem};
 use super::subject::Subject;
@@ -11,7 +12,7 @@ use rv::{Access, Addr, Asid, Caps, Entry, Gpa, Level, Pte, PteFlags};
 use std::rc::Rc;
 
 impl<S: Subject> Rig<S> {
-    /// Whether there are such spells in this life: where tables may be quiet, they may not be written unseen.
+    /// Returns whether there are such spells in this life: where tables may be quiet, they may not be written unseen.
     pub(super) fn has_spells(&self) -> bool {
         self.setup.upkeep == Upkeep::Steered && self.setup.seed % 4 == 2
     }
@@ -116,7 +117,7 @@ impl<S: Subject> Rig<S> {
         self.tally[0] += 1;
     }
 
-    /// Where the guest's tables lead now, and with what flags, if they allow any access.
+    /// Returns the address that the guest's tables lead to now, and with what flags, if they allow any access.
     fn walk_nested(&self, n: usize, gva: Addr<S>) -> Option<(Addr<Gpa>, PteFlags)> {
         let Paging::Tables { format, root } = self.vcpus[n].paging else { return None };
         let mut table = root.add(format.root_frame(gva) as u64);

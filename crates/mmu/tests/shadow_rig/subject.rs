@@ -1,4 +1,4 @@
-//! What the rig must know of an address space whose shadow is under test: how its guest uses it, and what the oracle is asked.
+//! The properties of an address space whose shadow is under test: its use by the guest, and the oracle's question.
 
 use mmu::shadow::Shadowed;
 use oracle::{Context, Table};
