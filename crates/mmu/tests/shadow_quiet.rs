@@ -15,7 +15,7 @@ const WINDOW: u64 = TABLES + MANY;
 const DATA: u64 = WINDOW + 1;
 const REGIONS: usize = 21;
 
-/// Levels of 1 whose entries all lead to one table.
+/// Tables of level 1 whose entries all lead to one table.
 const CROWD: u64 = 5;
 
 /// Returns the address of the data that table `n` leads to.

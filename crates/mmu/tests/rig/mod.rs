@@ -284,7 +284,7 @@ impl Rig {
     }
 
     fn map(&self) -> Map {
-        /// The bit of a warm page: the sweep has it, and the flat model does not.
+        /// The bit of a warm page, which a sweep remembers and the flat model does not.
         const WARM: u64 = 1 << 9;
         let mut map = interpret(&self.world.model.machine, self.space.root(), self.setup.format);
         map.values_mut().for_each(|mapping| mapping.flags &= !WARM);
