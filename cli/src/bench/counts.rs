@@ -97,7 +97,7 @@ pub struct CoreCounts {
 /// Walks that ended at leaves of certain sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 pub struct Leaf {
-    /// How many.
+    /// The number of walks.
     pub walks: u64,
     /// Their memory references together.
     pub refs: u64,

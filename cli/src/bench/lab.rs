@@ -1,6 +1,6 @@
-//! Where benchmarks are run: a guest on a subject, under QEMU's `-icount` and the meter. What a run came to is
-//! kept in the cache, under everything that it depends on, so that a benchmark that was stopped goes on where
-//! it was, and is not run again for nothing.
+//! Runs benchmarks: a guest on a subject, under QEMU's `-icount` and the meter. The cache keeps the result of each run,
+//! keyed by everything that it depends on, so that a benchmark that was stopped continues where it was, and no run is
+//! repeated for nothing.
 
 use super::counts::Counts;
 use super::longest::{Longest, Longests};
@@ -39,7 +39,7 @@ use tempfile::{NamedTempFile, TempDir};
 
 /// No run takes longer.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
-/// How long results are kept.
+/// The time for which results are kept.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Lines of the console that an error shows.
 const LINES_SHOWN: usize = 20;
@@ -63,7 +63,7 @@ impl Processors {
     }
 }
 
-/// How Gnomon keeps a guest's memory.
+/// The way in which Gnomon keeps a guest's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub enum Keeping {
     /// By demand; A and D only where memory is short.
@@ -98,11 +98,11 @@ pub struct Load {
     pub append: String,
     /// RAM of the guest.
     pub memory: Size,
-    /// Whether a guest of Gnomon's is promised hardware updates of A and D.
+    /// Set if a guest of Gnomon's is promised hardware updates of A and D.
     pub svadu: bool,
-    /// How Gnomon keeps its memory.
+    /// The way in which Gnomon keeps the guest's memory.
     pub keeping: Keeping,
-    /// Whether the bare machine is described without the devices that guests have not.
+    /// Set if the bare machine is described without the devices that guests do not have.
     pub has_few_devices: bool,
     /// The harts and vCPUs. The hosts of KVM have one hart.
     pub processors: Processors,

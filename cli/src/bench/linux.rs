@@ -30,7 +30,7 @@ pub struct Plan {
     pub name: &'static str,
     /// The experiment, in a line.
     pub title: String,
-    /// How, and what the papers say.
+    /// The method, and the papers' figures, in paragraphs.
     pub lead: Vec<String>,
     /// A caveat for the reader.
     pub misleads: String,
@@ -38,7 +38,7 @@ pub struct Plan {
     pub cases: Vec<Case>,
     /// Which subjects take part beside those of all experiments.
     pub extra: Extra,
-    /// How large it is.
+    /// The size of the workloads.
     pub scale: Scale,
 }
 
@@ -49,9 +49,9 @@ pub struct Case {
     pub name: String,
     /// The initramfs and its regions.
     pub workload: Workload,
-    /// Whether guests of Gnomon's are promised hardware updates of A and D.
+    /// Set if guests of Gnomon's are promised hardware updates of A and D.
     pub svadu: bool,
-    /// How Gnomon keeps its memory.
+    /// The way in which Gnomon keeps the guest's memory.
     pub keeping: Keeping,
     /// vCPUs of the guest, under a hypervisor, all on one hart.
     pub vcpus: u32,

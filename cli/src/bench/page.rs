@@ -5,7 +5,7 @@ use super::report::{Block, Report};
 use super::table::Table;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-/// How the page looks: one column on a phone, plots side by side where there is room.
+/// The style of the page: one column on a phone, plots side by side where there is room.
 const STYLE: &str = include_str!("page.css");
 
 /// The page.

@@ -11,7 +11,7 @@ use crate::subject::workload::{HugePages, Kind, Scale, Workload};
 const MODEL: &str = "cycles are a model's, whose parameters are estimates: the last columns say how far they could be off; \
      QEMU executes in order and speculates nothing, so no walk is started in vain";
 
-/// And of those that wait for a device.
+/// The further caveat of experiments whose guests wait for a device.
 const WAITS: &str = "while the guest waits, time is the host's, so that runs differ by what was answered together or not: exits by a tenth, \
      instructions by a few in a hundred";
 
@@ -289,7 +289,7 @@ fn device(
     plan.report(lab, &results, summary)
 }
 
-/// How many operations a million instructions carry.
+/// Returns the table of operations per million instructions.
 fn throughput(results: &Results) -> Block {
     let regions: Vec<_> = results.cases.iter().flat_map(|(case, _)| &case.workload.regions).collect();
     let mut table = Table::new(

@@ -10,7 +10,7 @@ const WIDTH: u32 = 400;
 /// Height of a bar and of the gap after it.
 const BAR: i32 = 15;
 const GAP: i32 = 5;
-/// Where bars begin, and what is left for numbers behind them.
+/// The left edge of bars, and the width that is left for numbers behind them.
 const LABELS: i32 = 164;
 const NUMBERS: i32 = 56;
 const LINES_HEIGHT: u32 = 260;
@@ -139,7 +139,7 @@ fn colour_of(name: &str) -> RGBColor {
     KINDS.iter().find(|(kind, _)| name.contains(kind)).map_or(OTHER, |(_, colour)| *colour)
 }
 
-/// Where each part's name stands in the legend: row and left edge.
+/// Returns the position of each part's name in the legend: row and left edge.
 fn legend(parts: &[String]) -> Vec<(i32, i32)> {
     let (mut row, mut left) = (0, 0);
     parts

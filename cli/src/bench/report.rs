@@ -10,7 +10,7 @@ pub struct Report {
     pub name: &'static str,
     /// The experiment, in a line.
     pub title: String,
-    /// How, on what, and what the papers say; in paragraphs.
+    /// The method, the versions and sizes, and the papers' figures, in paragraphs.
     pub lead: Vec<String>,
     /// The results.
     pub blocks: Vec<Block>,
@@ -18,7 +18,7 @@ pub struct Report {
     pub misleads: String,
     /// All that was measured.
     pub json: serde_json::Value,
-    /// Why some subjects could not be measured, and what else is not as it has to be.
+    /// The reasons why subjects could not be measured, and other complaints, such as an exit that took too long.
     pub failures: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub enum Block {
 pub struct Chart {
     /// The quantity, with its unit.
     pub title: String,
-    /// How.
+    /// The kind of plot, with its data.
     pub kind: ChartKind,
 }
 
@@ -51,7 +51,7 @@ pub enum ChartKind {
     Bars {
         /// Names and lengths.
         bars: Vec<(String, Option<f64>)>,
-        /// Where a line is drawn: what a value of 1.00 stands for, say.
+        /// The value at which a line is drawn across the bars, such as 1.00 for the bare machine.
         reference: Option<f64>,
     },
     /// A bar for each name, cut into parts.
@@ -82,7 +82,7 @@ pub struct Line {
 }
 
 impl Chart {
-    /// Whether there is nothing to see.
+    /// Returns whether there is nothing to plot.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match &self.kind {

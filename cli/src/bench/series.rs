@@ -29,9 +29,9 @@ pub struct Plan {
     pub points: Vec<String>,
     /// Its arguments in a run whose counters are subtracted from those of all others.
     pub baseline: Option<String>,
-    /// Whether hardware updates of A and D bits are promised.
+    /// Set if hardware updates of A and D bits are promised.
     pub svadu: bool,
-    /// Whether KVM can take part: the guest times nothing that a tick of the host's would fall into.
+    /// Set if KVM can take part: the guest times nothing that a tick of the host could fall into.
     pub has_kvm: bool,
 }
 
@@ -158,7 +158,7 @@ pub struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Whether it is the bare machine.
+    /// Returns whether the group is the bare machine.
     pub fn is_native(&self) -> bool {
         self.series.iter().all(|series| series.subject == Subject::Native)
     }
@@ -247,7 +247,7 @@ pub fn metered(all: &[Series], lab: &Lab, at: usize, title: &str) -> Vec<Block> 
     lab.cores().map(table).collect()
 }
 
-/// Why subjects could not be measured.
+/// Returns the reasons why subjects could not be measured, a line each.
 pub fn failures(all: &[Series]) -> Vec<String> {
     let failure = |series: &Series| Some(format!("{}: {}", series.subject, series.points.as_ref().err()?));
     all.iter().filter_map(failure).collect()

@@ -16,7 +16,7 @@ pub enum Subject {
     Gnomon(Gnomon),
     /// A VM of Linux KVM's, on harts with H.
     Kvm {
-        /// Whether the host's transparent huge pages are on.
+        /// Set if the host's transparent huge pages are on.
         superpages: bool,
     },
 }
@@ -24,11 +24,11 @@ pub enum Subject {
 /// A way to run Gnomon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gnomon {
-    /// Where it sits.
+    /// The privilege mode of Gnomon.
     pub seat: Seat,
-    /// How memory is virtualized.
+    /// The way in which memory is virtualized.
     pub variant: Variant,
-    /// Whether guest memory may be mapped by 2 MiB leaves.
+    /// Set if guest memory may be mapped by 2 MiB leaves.
     pub superpages: bool,
     /// The tunable that is switched off.
     pub without: Option<Id>,
@@ -105,7 +105,7 @@ impl Subject {
         }
     }
 
-    /// Whether a privilege mode, as the meter calls it, is the guest's.
+    /// Returns whether a privilege mode, by the meter's name for it, is the guest's.
     #[must_use]
     pub fn is_guest(self, mode: &str) -> bool {
         match self.h() {
@@ -114,8 +114,8 @@ impl Subject {
         }
     }
 
-    /// Whether a user's word for subjects means this one: its name, or one of the groups `native`, `gnomon`,
-    /// `kvm`, `firmware`, `payload`, `h`, `noh`.
+    /// Returns whether a user's word for subjects selects this one. The word is the subject's name or one of the groups
+    /// `native`, `gnomon`, `kvm`, `firmware`, `payload`, `h`, `noh`.
     fn is_meant_by(self, word: &str) -> bool {
         let is_in_group = match self {
             Self::Native => word == "native",
@@ -236,7 +236,7 @@ impl Choice {
         if svadu { "; Gnomon's guests are promised Svadu" } else { "" }
     }
 
-    /// Whether it is chosen.
+    /// Returns whether the subject is chosen.
     #[must_use]
     pub fn takes(&self, subject: Subject) -> bool {
         let is_meant = self.words.is_empty() || self.words.iter().any(|word| subject.is_meant_by(word));

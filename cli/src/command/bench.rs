@@ -27,7 +27,7 @@ const CORES: [&str; 2] = ["p550", "plain"];
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct BenchArgs {
-    /// What to measure, or `all`
+    /// The benchmarks to run, or `all`
     #[arg(value_name = "NAME")]
     names: Vec<Name>,
     /// Small sizes: minutes instead of hours
@@ -127,7 +127,7 @@ impl Name {
 }
 
 impl BenchArgs {
-    /// What has to be installed for it.
+    /// The programs and packages that the command needs.
     pub(super) fn needs(&self) -> Vec<Need> {
         if self.names.is_empty() { Vec::new() } else { Need::GUESTS.to_vec() }
     }

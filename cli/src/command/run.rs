@@ -74,19 +74,20 @@ pub struct RunArgs {
     /// The console that Linux uses
     #[arg(long)]
     console: Option<Console>,
-    /// How guest memory is virtualized [default: the best mode that the harts support]
+    /// The mode in which guest memory is virtualized [default: the best one that the harts support]
     #[arg(long)]
     mmu: Option<Mmu>,
     /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and switches of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
-    /// Whether guests see Svvptc where the mode offers it; without it they can be restored in any mode (see docs/snapshots.md)
+    /// Tell guests of Svvptc where the mode offers it; without it they can be restored in any mode (see
+    /// docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
     svvptc: Option<Switch>,
-    /// Whether guest memory may be mapped by 2 MiB superpages
+    /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
-    /// Whether guests have a memory balloon, to return memory that they do not use; or its size at the start
+    /// Give guests a memory balloon, to return memory that they do not use; or its size at the start
     #[arg(long, value_name = "on|off|SIZE")]
     balloon: Option<Balloon>,
     /// A disk for each VM: `:ro` for a read-only one, `:SIZE` to create it; can be given more than once (see docs/vm-file.md)
@@ -98,10 +99,11 @@ pub struct RunArgs {
     /// Discard what guests write to their disks
     #[arg(long)]
     snapshot: bool,
-    /// Whether VMs have a network card, on one network with access to the Internet (see docs/vm-file.md)
+    /// Give VMs a network card, on one network with access to the Internet (see docs/vm-file.md)
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     net: Option<Switch>,
-    /// Whether each VM has a source of random bytes, from this host [default: on with --debian and --kernel disk, if the board has a free slot]
+    /// Give each VM a source of random bytes, from this host [default: on with --debian and --kernel disk, if the board
+    /// has a free slot]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
     /// A port for each VM, to exchange bytes with programs of this host; in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
@@ -113,7 +115,7 @@ pub struct RunArgs {
     /// Number of harts of the machine [default: the most vCPUs of any VM, at most 8]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=512))]
     harts: Option<u32>,
-    /// Where Gnomon runs: in M mode, as the firmware, or in HS mode, started by OpenSBI
+    /// The privilege mode of Gnomon: M mode, as the firmware, or HS mode, started by OpenSBI
     #[arg(long, default_value = "firmware")]
     seat: Seat,
     /// Run on harts without the H extension (firmware seat only)
@@ -152,7 +154,7 @@ pub struct RunArgs {
     /// The name of this run for other commands (gnomon ps; see docs/control.md) [default: that of its first VM]
     #[arg(long = "as", value_name = "NAME", conflicts_with = "dry_run")]
     called: Option<String>,
-    /// Whether other commands can reach this run
+    /// Let other commands reach this run
     #[arg(long, value_name = "on|off", conflicts_with = "called")]
     control: Option<Switch>,
     /// Prepare everything and print QEMU's command line instead of running it

@@ -81,7 +81,7 @@ impl Part {
         Ok(Self { path, file })
     }
 
-    /// It is whole, and gets its name.
+    /// Makes the file durable, and gives it its final name.
     fn keep(self, output: &Path) -> Result<(), IoError> {
         self.file.sync_all().and_then(|()| fs::rename(&self.path, output)).map_err(IoError::at("write", output))
     }

@@ -24,7 +24,7 @@ pub struct TestArgs {
     /// Run every combination of seats, harts and variants; by default enough that each pair of them meets
     #[arg(long)]
     full: bool,
-    /// How many processors to keep busy
+    /// The number of processors to keep busy
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     jobs: u8,
     /// Also write the results to a file, as JUnit's XML
@@ -33,7 +33,7 @@ pub struct TestArgs {
 }
 
 impl TestArgs {
-    /// What has to be installed for it.
+    /// The programs and packages that the command needs.
     pub(super) fn needs(&self) -> Vec<Need> {
         let suite = if self.list { None } else { self.suite().ok() };
         let names: Vec<String> = suite.iter().flat_map(Suite::names).collect();

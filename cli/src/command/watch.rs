@@ -19,7 +19,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long harts note what they do for each screen, in milliseconds: of more, exits would be dearer all the time.
+/// The time for which harts note what they do for each screen, in milliseconds. Exits are dearer during it, so it is
+/// short.
 const NOTED_MS: u32 = 20;
 
 /// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. q ends it.
@@ -207,13 +208,13 @@ impl TraceArgs {
     }
 }
 
-/// How long exits are noted without being asked for again, in milliseconds.
+/// The time for which exits are noted without another request, in milliseconds.
 const TRACED_MS: u32 = 500;
 
 /// The selection of a trace.
 struct Wanted {
     vm: Option<u64>,
-    /// When it has begun, in ticks.
+    /// The time when the trace began, in ticks.
     began: u64,
     harts: u32,
     most: usize,

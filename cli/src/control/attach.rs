@@ -20,7 +20,7 @@ const MOST_WAITING: usize = 16 << 10;
 /// Pieces of input that wait to be looked at.
 const MOST_CHUNKS: usize = 16;
 
-/// Why it is over.
+/// The reason why an attachment has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     /// The user left, by the key, or the reader closed the output.
@@ -94,7 +94,7 @@ pub struct Console<'a, W, E> {
     vm: &'a VmInfo,
     form: Form,
     output: W,
-    /// Where words of this command's own go, if that is no terminal.
+    /// The output for messages of this command, if `output` is not a terminal.
     words: E,
     /// The last byte that was shown.
     last: u8,

@@ -15,9 +15,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the machine may take to answer.
+/// The time limit for an answer of the machine.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many commands may be connected.
+/// The most commands that may be connected at a time.
 const MOST_CLIENTS: usize = 32;
 
 /// The way to the machine.

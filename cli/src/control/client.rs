@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// How long an answer may take.
+/// The time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A run that can be asked.
@@ -170,7 +170,8 @@ impl Client {
         }
     }
 
-    /// How long harts do what. They note it for so many milliseconds from now on.
+    /// Returns the times that each hart has noted: in guests, in Gnomon and idle. Harts note them for `ms` milliseconds
+    /// from now on.
     ///
     /// # Errors
     /// As [`Client::ask`].

@@ -24,9 +24,9 @@ use std::marker::PhantomData;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How often it is asked whether a VM has stopped.
+/// The pause between two requests, while a VM has not stopped or a page is not in memory.
 const POLL: Duration = Duration::from_millis(10);
-/// How long a VM may take to stop, or a page to come.
+/// The time limit for a VM to stop, and for a page to be brought in.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAGE: u64 = 4096;
 

@@ -29,7 +29,7 @@ const MOST_NAME: usize = 40;
 /// The longest path of a socket, in bytes.
 const MOST_PATH: usize = 107;
 
-/// Why a run cannot be asked, or does not do what it is asked.
+/// The reason why a run cannot be asked, or does not do what it is asked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum ControlError {
     /// The place for sockets cannot be used.
@@ -93,7 +93,7 @@ pub enum ControlError {
     #[error("all VMs of run `{0}` have ended")]
     #[diagnostic(help("gnomon ps lists the active runs and their VMs"))]
     NoVm(String),
-    /// It was started by another version of this program.
+    /// The run was started by another version of this program.
     #[error(
         "run `{run}` speaks version {theirs} of the control protocol, this command version {}",
         abi::control::VERSION
@@ -105,7 +105,7 @@ pub enum ControlError {
         /// Its version.
         theirs: u16,
     },
-    /// It does not do it.
+    /// The run refuses the request.
     #[error("run `{run}`: {what}: {why}")]
     #[diagnostic(help("gnomon ps lists the runs and their VMs, gnomon get the tunables"))]
     Refused {
@@ -113,14 +113,14 @@ pub enum ControlError {
         run: String,
         /// The request.
         what: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// It is gone.
+    /// The run has ended.
     #[error("run `{0}` has ended")]
     #[diagnostic(help("gnomon ps lists the active runs"))]
     Gone(String),
-    /// It is there, and says nothing.
+    /// The run exists, and does not answer.
     #[error("run `{0}` does not answer")]
     #[diagnostic(help("its machine may be stopped by a debugger or a signal; try again"))]
     Silent(String),
@@ -144,12 +144,12 @@ pub enum ControlError {
     #[error("cannot wait for gdb at {at}: {source}")]
     #[diagnostic(help("choose a free address: --listen 127.0.0.1:PORT"))]
     Listen {
-        /// Where.
+        /// The address.
         at: String,
         /// The operating system's error.
         source: io::Error,
     },
-    /// It has no such port.
+    /// The VM has no such port.
     #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(.known))]
     #[diagnostic(help("gnomon ps lists them; `ports` in a VM file, or --port, gives one to a VM"))]
     UnknownPort {

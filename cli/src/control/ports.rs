@@ -22,15 +22,15 @@ const LONGEST: Duration = Duration::from_millis(50);
 /// machine serves ports on a hart that also runs guests, other VMs' among them.
 const TURN: Duration = Duration::from_micros(200);
 const TURNS: u32 = 3;
-/// How long a VM that does not answer is left alone.
+/// The pause before the next request to a VM that does not answer.
 const LATER: Duration = Duration::from_millis(100);
-/// How long a guest may take to read the input of a client that has disconnected.
+/// The time limit for a guest to read the input of a client that has disconnected.
 const LAST: Duration = Duration::from_secs(5);
 
 /// The result of a poll of the machine.
 enum Look {
     Heard(Heard),
-    /// It is to be tried again.
+    /// The request has to be repeated later.
     Later,
     /// The VM has ended, or the machine.
     Over,

@@ -49,7 +49,7 @@ pub struct PortSocket {
 }
 
 impl Claim {
-    /// Where QEMU is to connect.
+    /// Returns the path of the socket that QEMU is to connect to.
     #[must_use]
     pub fn machine_path(&self) -> &Path {
         &self.paths[1]
@@ -182,7 +182,7 @@ impl Runs {
         Ok(())
     }
 
-    /// Where the socket of a port is.
+    /// Returns the path of a port's socket.
     #[must_use]
     pub fn port_path(&self, run: &str, vm: &str, port: &str) -> PathBuf {
         self.file(run, PORTS).join(vm).join(port)

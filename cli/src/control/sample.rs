@@ -17,7 +17,7 @@ pub struct Sample {
     pub host: Counts,
     /// Each VM's, by its number.
     pub counters: BTreeMap<u64, Counts>,
-    /// How long harts did what, while they were asked to note it.
+    /// The times that each hart spent in guests, in Gnomon and idle, while it was asked to note them.
     pub harts: Vec<HartTimes>,
 }
 
@@ -96,7 +96,7 @@ impl Sample {
         self.host.get(name).copied().unwrap_or_default()
     }
 
-    /// How many times a second a VM's counters of these names went up; `None` if that is not known.
+    /// Returns the increase per second of the sum of a VM's counters of these names; `None` if it is not known.
     #[must_use]
     pub fn rate(&self, before: &Self, vm: &VmInfo, names: &[&str]) -> Option<f64> {
         let seconds = self.seconds_since(before);

@@ -9,17 +9,17 @@ use std::io::{self, Write};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How long a VM may take to stand still, and memory to be brought in.
+/// The time limit for a VM to pause, and for memory to be brought in.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it is waited between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Why there is no snapshot.
+/// The reason why there is no snapshot.
 #[derive(Debug)]
 pub enum Unsaved {
     /// The run does not give it.
     Control(ControlError),
-    /// It cannot be written.
+    /// The file cannot be written.
     Io(io::Error),
 }
 

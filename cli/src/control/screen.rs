@@ -83,7 +83,7 @@ fn head(run: &str, sample: &Sample) -> Vec<String> {
     ]
 }
 
-/// How much of their time harts are where: guest, Gnomon, idle, in percent.
+/// The lines about harts: the parts of their time in guests, in Gnomon and idle, in percent.
 fn harts(sample: &Sample, before: &Sample) -> Vec<String> {
     let shares = |hart| sample.shares(before, hart);
     let count = sample.harts.len();

@@ -15,7 +15,7 @@ pub struct Trace {
     harts: BTreeMap<u32, Vec<Option<Event>>>,
     /// Ticks in a second.
     timebase: u64,
-    /// How many were lost.
+    /// The number of lost exits.
     pub lost: u64,
     count: usize,
 }
@@ -43,7 +43,7 @@ fn extension(id: u64) -> String {
 }
 
 impl Trace {
-    /// How many exits it has.
+    /// Returns the number of exits in it.
     #[must_use]
     pub const fn count(&self) -> usize {
         self.count

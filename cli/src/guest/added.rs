@@ -4,13 +4,13 @@ use miette::Diagnostic;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where they are in the guest: the home directory, in which shells and commands start.
+/// The folder of added files in the guest: the home directory, in which shells and commands start.
 const HOME: &str = "root";
 
-/// Why something cannot be added.
+/// The reason why something cannot be added.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum AddError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot add {path}: {source}")]
     #[diagnostic(help("give --add (or `add` in the VM file) files and directories that you may read"))]
     Unreadable {
@@ -19,7 +19,7 @@ pub enum AddError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It has no name that it could have in the guest.
+    /// The path has no name that the file could have in the guest.
     #[error("cannot add {0}: it has no name of its own")]
     #[diagnostic(help("name a file or a directory, in UTF-8: not `..`, and not `/`"))]
     NoName(PathBuf),

@@ -7,7 +7,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Why a package could not be unpacked.
+/// The reason why a package could not be unpacked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum DebError {
     /// `dpkg-deb` cannot be started.
@@ -23,7 +23,7 @@ pub enum DebError {
         /// The reader's error.
         message: String,
     },
-    /// It does not hold what it should.
+    /// The package lacks an expected file.
     #[error("the package {path} has no file like {pattern}")]
     #[diagnostic(help("this version of Gnomon does not know the package's layout; please report it"))]
     Missing {
@@ -43,7 +43,7 @@ pub enum DebError {
 pub struct Listed {
     /// Its path, without a leading `./`.
     pub path: String,
-    /// Where it leads, if it is a symbolic link; else it is a regular file.
+    /// The target, if it is a symbolic link; `None` for a regular file.
     pub target: Option<String>,
 }
 

@@ -19,20 +19,20 @@ const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
 /// The folders that are always there.
 const FOLDERS: [&str; 10] = ["bin", "dev", "etc", "lib", "mnt", "proc", "root", "run", "sys", "tmp"];
 
-/// Where the script of `--exec` stands.
+/// The path of the script of `--exec`.
 const EXEC_PATH: &str = "exec.sh";
 
-/// Where such a first process finds what day and time it is, in seconds since 1970.
+/// The path of a file with the date and time for [`First::Root`], in seconds since 1970.
 pub const NOW_PATH: &str = "etc/now";
-/// And the ssh keys for logging in.
+/// The path of the ssh keys for logging in.
 pub const KEYS_PATH: &str = "etc/authorized_keys";
 
 /// The task of the first process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum First {
-    /// It gives a shell of busybox's, or runs the script in it.
+    /// Gives a shell of busybox's, or runs the script in it.
     Shell,
-    /// It starts the system that is on the first disk, or runs the script there.
+    /// Starts the system that is on the first disk, or runs the script there.
     Root,
 }
 
@@ -67,7 +67,7 @@ pub fn build_with(busybox: &[u8], exec: Option<&str>, files: &[(&str, &[u8])]) -
     build_for(First::Shell, busybox, exec, files)
 }
 
-/// The same with a first process that is chosen.
+/// Like [`build_with`], with a choice of the first process.
 ///
 /// # Errors
 /// [`InitramfsError`].

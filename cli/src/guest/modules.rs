@@ -31,17 +31,17 @@ const SHARES: [(&str, &str); 4] =
 /// The module of a source of random bytes. Its user is built into the kernel.
 const RNG: [(&str, &str); 1] = [("virtio-rng", "drivers/char/hw_random")];
 
-/// Where the initramfs has them: [`crate::guest::initramfs`] loads what is there.
+/// The folder of drivers in the initramfs: [`crate::guest::initramfs`] loads all that it holds.
 pub const FOLDER: &str = "lib/modules/";
 
 /// More memory than unpacking takes, in KiB, and more bytes than a driver has.
 const XZ_KIB: u32 = 1 << 18;
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Why drivers could not be provided.
+/// The reason why drivers could not be provided.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum ModulesError {
-    /// They could not be fetched.
+    /// The drivers could not be fetched.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Debian(#[from] DebianError),

@@ -25,7 +25,7 @@ const BEAT: Duration = Duration::from_secs(10);
 /// Built files by name.
 pub type Files = BTreeMap<String, PathBuf>;
 
-/// Why there is no program to run.
+/// The reason why there is no program to run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum BuildError {
     /// cargo cannot be started.

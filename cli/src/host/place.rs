@@ -1,4 +1,4 @@
-//! Where things are: the repository, its cache, scratch space.
+//! Paths of the repository, its cache and scratch space.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -103,7 +103,7 @@ impl Unnamed {
         Self::new_in(&std::env::temp_dir())
     }
 
-    /// Where other processes find it, as long as this lives.
+    /// Returns the path by which other processes open the file as long as this value lives.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -153,11 +153,11 @@ pub fn check_writable(path: &Path) -> Result<(), IoError> {
     Place::of(path).map(drop).map_err(IoError::at("write", path))
 }
 
-/// Where a file is written.
+/// The place that a file is written to.
 enum Place {
     /// Beside the file that it will be, whose path follows.
     Beside(tempfile::NamedTempFile, PathBuf),
-    /// Where it is: a device or a pipe cannot be replaced.
+    /// The file itself: a device or a pipe cannot be replaced.
     Itself(File),
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 /// Something to be done.
 #[derive(Debug)]
 pub struct Job<T> {
-    /// How many processors it keeps busy. More than there are slots is as good as all.
+    /// The number of processors that the job keeps busy. A number above that of the slots means all slots.
     pub slots: usize,
-    /// How long it may take: only for the order.
+    /// The expected time, which only determines the order.
     pub estimate: Duration,
     /// The work.
     pub work: T,

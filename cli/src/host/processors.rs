@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::process::Child;
 use std::time::Duration;
 
-/// Whether a program has ended. It is still to be waited for.
+/// Returns whether a program has ended. The caller still has to wait for it.
 ///
 /// # Errors
 /// If it is none of ours any more.

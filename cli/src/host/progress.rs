@@ -91,7 +91,7 @@ impl Step {
     }
 }
 
-/// How long the rest takes if each step takes as long as those done.
+/// Estimates the remaining time: each further step takes as long as the mean of those done.
 fn left(elapsed: Duration, done: u64, all: u64) -> Duration {
     let rest = all.saturating_sub(done);
     elapsed.mul_f64(if done == 0 { 0.0 } else { rest as f64 / done as f64 })

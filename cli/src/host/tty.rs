@@ -12,7 +12,7 @@ pub(crate) const PREFIX: u8 = 0x01;
 /// The terminal's settings as they were. `Some` while it is raw.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Whether standard input and output are terminals.
+/// Returns whether standard input and output are terminals.
 #[must_use]
 pub fn is_interactive() -> bool {
     isatty(stdin()) && isatty(stdout())

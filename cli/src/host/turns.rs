@@ -14,7 +14,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How long a turn is. A moment takes some 15 us.
+/// The length of a turn. Each wake-up takes some 15 us.
 const TURN: Duration = Duration::from_micros(300);
 
 /// Does something in which so many threads are to take turns, if the host has fewer processors for them.
@@ -70,7 +70,7 @@ mod tests {
     use std::sync::atomic::AtomicU64;
     use std::time::Instant;
 
-    /// How often two threads on one processor hand something to each other in a fifth of a second.
+    /// Counts how often two threads on one processor hand over to each other in a fifth of a second.
     fn handovers(processor: usize) -> u64 {
         let (turn, deadline) = (AtomicU64::new(0), Instant::now() + Duration::from_millis(200));
         let player = |me: u64| {

@@ -17,7 +17,7 @@ pub(crate) fn quoted(word: &str) -> String {
     }
 }
 
-/// Whether names may have that character. Those are words in scripts, and names of files, too.
+/// Returns whether names may contain this character. Names are words in scripts, and names of files, too.
 pub(crate) fn is_name_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.')
 }

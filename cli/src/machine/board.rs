@@ -10,7 +10,7 @@ const GNOMON_RAM: u64 = 96 * MIB;
 /// RAM that the boot loader needs besides the bundle in the upper half of RAM: the device tree, rounding.
 const LOADER_RAM: u64 = 8 * MIB;
 
-/// Where Gnomon sits.
+/// The privilege mode of Gnomon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Seat {
@@ -31,17 +31,17 @@ impl Seat {
     }
 }
 
-/// Whether the machine's harts have the H extension.
+/// The presence of the H extension in the machine's harts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HExtension {
-    /// They have it.
+    /// The harts have it.
     Present,
-    /// They do not have it.
+    /// The harts do not have it.
     Absent,
 }
 
-/// Whether a run takes the same course each time.
+/// The source of the machine's time, which decides whether a run takes the same course each time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Clock {
     /// Time is the host's.

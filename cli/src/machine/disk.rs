@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
-/// How an image of that format begins.
+/// The first bytes of an image in format qcow2.
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Places that QEMU's board has for virtio devices.
 pub(crate) const PLACES: usize = 8;
@@ -24,11 +24,11 @@ pub(crate) const PLACES: usize = 8;
 pub struct DiskSpec {
     /// The file.
     pub file: PathBuf,
-    /// Whether the guest only reads it.
+    /// Set if the guest only reads the disk.
     pub readonly: bool,
     /// The file's format; `None`: by the file's name.
     pub format: Option<Format>,
-    /// How large it is to be if it is not there.
+    /// The size of the file, which is created with it if it does not exist.
     pub size: Option<Size>,
 }
 
@@ -128,22 +128,22 @@ pub struct Disk {
 /// The use of a disk's file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
-    /// It is read and written.
+    /// The file is read and written.
     Write,
-    /// It is read, and what the guest writes is thrown away.
+    /// The file is read, and the guest's writes are discarded.
     Snapshot,
-    /// It is read, and the guest cannot write.
+    /// The file is read, and the guest cannot write.
     Read,
 }
 
 /// A file that cannot be a disk.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum DiskError {
-    /// It is not there.
+    /// The file does not exist.
     #[error("the disk {0} does not exist")]
     #[diagnostic(help("check the path; or give a size, and the disk is created: --disk {file}:1G, or `size` in the VM file", file = .0.display()))]
     Missing(PathBuf),
-    /// It cannot be used.
+    /// The file cannot be used.
     #[error("cannot use {file} as a disk: {source}")]
     #[diagnostic(help(
         "name a file that you may read and write; for a read-only disk, add `:ro` (in a VM file `readonly = true`), or give --snapshot"
@@ -154,11 +154,11 @@ pub enum DiskError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is no file.
+    /// The path does not name a regular file.
     #[error("{0} is not a regular file, so it cannot be a disk")]
     #[diagnostic(help("name a raw disk image, or an image in format qcow2"))]
     NoFile(PathBuf),
-    /// It is there, and not as large as was asked for.
+    /// The file exists, and has another size than was asked for.
     #[error("the disk {file} already exists and has {have}, not {want}")]
     #[diagnostic(help("leave out the size to use the disk as it is"))]
     OtherSize {
@@ -191,7 +191,7 @@ pub enum DiskError {
         /// The format by its name.
         taken: Format,
     },
-    /// It is said to be an image, and is none.
+    /// The file is described as an image in format qcow2, and is not one.
     #[error("{0} is not an image in format qcow2")]
     #[diagnostic(help("leave out the format, or give `raw`"))]
     NotQcow2(PathBuf),
@@ -207,7 +207,7 @@ pub enum DiskError {
     TooMany {
         /// The VM.
         vm: String,
-        /// How many.
+        /// The number of its disks.
         count: usize,
     },
     /// The machine has too many.
@@ -285,12 +285,12 @@ impl DiskSpec {
     }
 }
 
-/// Whether what guests write to their disks is thrown away.
+/// The treatment of guests' writes to their disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Snapshot {
-    /// It is.
+    /// Writes are discarded.
     Yes,
-    /// It stays.
+    /// Writes are kept.
     #[default]
     No,
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct MeterSpec {
     /// The report, in JSON.
     pub out: PathBuf,
-    /// How much is counted.
+    /// The amount of counting.
     pub level: Level,
     /// Names or files of the cores to be modelled; the default one if empty.
     pub cores: Vec<String>,
@@ -33,7 +33,7 @@ pub struct Metered {
     pub spec: MeterSpec,
 }
 
-/// Why nothing can be counted.
+/// The reason why nothing can be counted.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum MeterError {
     /// There is no such core.
@@ -48,7 +48,7 @@ pub enum MeterError {
     #[error("cannot write the meter's report to {path}: {why}")]
     #[diagnostic(help("name a file in an existing directory that you may write to"))]
     Unwritable {
-        /// Where it is to be.
+        /// The path that the report is to have.
         path: PathBuf,
         /// The operating system's error.
         why: std::io::Error,
@@ -59,7 +59,7 @@ pub enum MeterError {
         "the meter writes its report when the machine powers off or QEMU exits: see why that did not happen"
     ))]
     NoReport {
-        /// Where it was to be.
+        /// The path that the report should have.
         path: PathBuf,
         /// The reason.
         why: String,

@@ -13,11 +13,11 @@ use std::str::FromStr;
 const NETWORK: [u8; 3] = [10, 0, 2];
 const GATEWAY: u8 = 2;
 const NAMES: u8 = 3;
-/// Where services of the host's are.
+/// The address at which VMs find services of the host.
 pub const SERVER: Ipv4Addr = address(100);
 /// The last byte of the first VM's address, which is also the first that QEMU's DHCP server assigns.
 const FIRST: u8 = 15;
-/// How cards' addresses begin: one of QEMU's, and "gn".
+/// The first bytes of cards' addresses: QEMU's prefix, and "gn".
 const CARD: [u8; 5] = [0x52, 0x54, 0x00, 0x67, 0x6e];
 
 /// A VM's network card.
@@ -36,7 +36,7 @@ const fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, last)
 }
 
-/// Where a VM finds this host, and all that it reaches.
+/// Returns the gateway's address, by which a VM reaches this host and all that this host reaches.
 const fn gateway() -> Ipv4Addr {
     address(GATEWAY)
 }
@@ -152,7 +152,7 @@ pub enum NetError {
         /// The existing ones.
         vms: String,
     },
-    /// It is not said to which one.
+    /// The option names no VM, and there are several.
     #[error("--forward {0} does not name a VM, and there are several")]
     #[diagnostic(help("put its name in front, such as --forward {1}={0}; or set `forward` in its VM file"))]
     WhichVm(Forward, String),
@@ -194,7 +194,7 @@ pub enum NetError {
         at: Ipv4Addr,
         /// The port.
         port: NonZeroU16,
-        /// Where it was to lead.
+        /// The VM's port that it was to lead to.
         guest: NonZeroU16,
         /// The operating system's error.
         why: String,

@@ -28,18 +28,18 @@ pub enum PortError {
         /// The name.
         name: String,
     },
-    /// It has too many.
+    /// The VM has too many ports.
     #[error("VM `{vm}` has {count} ports: the limit is {MAX_PORTS}")]
     #[diagnostic(help("give it fewer: `ports` in the VM file, or --port"))]
     TooMany {
         /// The VM.
         vm: String,
-        /// How many.
+        /// The number of its ports.
         count: usize,
     },
 }
 
-/// Whether a port can have that name: it is that of a file as well, and a word in scripts.
+/// Returns whether a port can have that name, which is also the name of a file and a word in scripts.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_PORT_NAME).contains(&name.len()) && name.chars().all(is_name_char) && !name.starts_with(['-', '.'])

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long QEMU may take to end after Gnomon has said its last record.
+/// The time limit for QEMU to exit after Gnomon's last record.
 const GRACE: Duration = Duration::from_secs(5);
 /// Ends a program when its parent does, however that dies. Part of util-linux, which Debian
 /// always has; without it, QEMU outlives a killed `gnomon`.
@@ -49,14 +49,14 @@ enum Event {
 #[derive(Clone, Debug)]
 pub struct Stopper(Sender<Event>);
 
-/// Why a machine was stopped from outside.
+/// The reason why a machine was stopped from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stopped {
-    /// It took too long.
+    /// The machine has exceeded the time limit.
     Timeout,
     /// The observer had seen enough.
     Enough,
-    /// It did not react to the user's wish to end it.
+    /// The machine did not react to the user's request to end it.
     Deaf,
     /// Its output could not be passed on.
     OutputClosed,
@@ -88,11 +88,11 @@ pub struct Outcome {
     pub stats: Option<Stats>,
     /// The VMs that have ended, in that order.
     pub ends: Vec<VmEnd>,
-    /// Whether Gnomon said that it was done.
+    /// Set if Gnomon has reported that it is done.
     pub has_halted: bool,
     /// Gnomon's own failure.
     pub failed: Option<String>,
-    /// Why it was stopped from outside.
+    /// The reason why the machine was stopped from outside, if it was.
     pub stopped: Option<Stopped>,
     /// QEMU's exit status.
     pub status: Option<ExitStatus>,

@@ -24,7 +24,7 @@ const FIRMWARE: &str = "opensbi-riscv64-generic-fw_dynamic.bin";
 pub enum Boot {
     /// Gnomon with a bundle.
     Gnomon {
-        /// Where it sits.
+        /// The privilege mode of Gnomon.
         seat: Seat,
         /// The hypervisor's ELF file.
         hypervisor: PathBuf,
@@ -55,7 +55,7 @@ pub struct MachineSpec {
     pub memory: Size,
     /// Its time.
     pub clock: Clock,
-    /// Whether and how it is counted.
+    /// The meter and its settings, if events are counted.
     pub meter: Option<Metered>,
     /// The file that Gnomon pages to.
     pub swap: Option<PathBuf>,
@@ -63,7 +63,7 @@ pub struct MachineSpec {
     pub disks: Vec<Disk>,
     /// The VMs' shares, by number.
     pub shares: Vec<Share>,
-    /// Whether there is a source of random bytes for VMs.
+    /// Set if there is a source of random bytes for VMs.
     pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
@@ -73,7 +73,7 @@ pub struct MachineSpec {
     pub extra: Vec<String>,
 }
 
-/// Why there is no machine.
+/// The reason why there is no machine.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum QemuError {
     /// QEMU is not installed.
@@ -182,7 +182,7 @@ impl MachineSpec {
         args
     }
 
-    /// Whether the board has a place for one more virtio device.
+    /// Returns whether the board has a place for one more virtio device.
     #[must_use]
     pub fn has_place(&self) -> bool {
         let ours = usize::from(self.swap.is_some()) + self.disks.len() + self.shares.len();

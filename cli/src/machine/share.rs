@@ -13,7 +13,7 @@ use std::str::FromStr;
 pub struct ShareSpec {
     /// The folder.
     pub dir: PathBuf,
-    /// Whether the guest only reads it.
+    /// Set if the guest only reads it.
     pub readonly: bool,
     /// Its name in the guest; `None`: the folder's name.
     pub name: Option<String>,
@@ -67,7 +67,7 @@ impl FromStr for ShareSpec {
 pub struct Share {
     /// The directory, as the system knows it.
     pub dir: String,
-    /// Whether the guest only reads it.
+    /// Set if the guest only reads it.
     pub readonly: bool,
     /// The tag by which the guest mounts it.
     pub name: String,
@@ -76,7 +76,7 @@ pub struct Share {
 /// A directory that cannot be shared.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum ShareError {
-    /// It is not there, or cannot be read.
+    /// The directory does not exist, or cannot be read.
     #[error("cannot share {dir}: {source}")]
     #[diagnostic(help("name an existing directory that you may read: --share DIR, or `shares` in the VM file"))]
     Unusable {
@@ -85,7 +85,7 @@ pub enum ShareError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is no directory.
+    /// The path does not name a directory.
     #[error("cannot share {0}: it is not a directory")]
     #[diagnostic(help("share the directory that it is in, or copy it into the guest by --add"))]
     NoDirectory(PathBuf),
@@ -124,7 +124,7 @@ pub enum ShareError {
     TooMany {
         /// The VM.
         vm: String,
-        /// How many.
+        /// The number of its shares.
         count: usize,
     },
 }
@@ -137,7 +137,7 @@ fn name_of(dir: &Path) -> String {
     if name.starts_with(['-', '.']) { format!("_{}", &name[1..]) } else { name }
 }
 
-/// Whether a share can have that name: it is that of a directory as well, and a word in scripts.
+/// Returns whether a share can have that name, which is also the name of a directory and a word in scripts.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_SHARE_TAG).contains(&name.len()) && name.chars().all(is_name_char) && !name.starts_with(['-', '.'])
 }

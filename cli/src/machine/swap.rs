@@ -8,12 +8,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Where to page to: `FILE[:SIZE]`.
+/// The file to page to, and its size: `FILE[:SIZE]`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SwapSpec {
     /// The file.
     pub path: PathBuf,
-    /// How large it is to be; `None`: as it is, or as all VMs' memory if it is not there.
+    /// The size of the file; `None`: its present size, or the size of all VMs' memory if it does not exist or is empty.
     pub size: Option<Size>,
 }
 
@@ -35,7 +35,7 @@ impl FromStr for SwapSpec {
 /// A file that cannot be paged to.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum SwapError {
-    /// It cannot be made or opened.
+    /// The file cannot be created or opened.
     #[error("cannot use {path} for --swap: {source}")]
     #[diagnostic(help("name a file that you may write, on a file system with room for it"))]
     Unusable {
@@ -44,7 +44,7 @@ pub enum SwapError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is there, and something else may be in it.
+    /// The file exists with another size, so something else may be in it.
     #[error("{path} already exists and has {have}, not {want}")]
     #[diagnostic(help("leave out the size to use the file as it is (its content is overwritten), or remove the file"))]
     OtherSize {
@@ -55,7 +55,7 @@ pub enum SwapError {
         /// The request.
         want: Size,
     },
-    /// It is too small to hold a page.
+    /// The size is not a positive multiple of 4 KiB.
     #[error("--swap cannot have the size {size}: it must be a positive multiple of 4 KiB")]
     #[diagnostic(help("choose a multiple of 4 KiB, such as --swap {path}:1G", path = path.display()))]
     NoPages {

@@ -200,7 +200,7 @@ impl PanicWatch {
         running.filter_map(|vm| Some((vm.name.as_str(), vm.panic.as_deref()?)))
     }
 
-    /// Whether there is none left that could still come to its end.
+    /// Returns whether there are VMs that have not ended, and none of them can still end by itself.
     #[must_use]
     pub fn is_over(&self) -> bool {
         let mut hangs = Vec::new();
@@ -212,8 +212,8 @@ impl PanicWatch {
     }
 }
 
-/// Whether a line, or the start of one, can come from a kernel that has panicked and stands still: it can not if it
-/// announces that it starts over.
+/// Returns whether a line, or the start of one, can come from a kernel that has panicked and stands still. The
+/// announcement of a reboot cannot.
 fn may_be_last_words(line: &[u8]) -> bool {
     const GNOMON: &[u8] = b"gnomon: ";
     let is_gnomons = line.starts_with(GNOMON) || GNOMON.starts_with(line);

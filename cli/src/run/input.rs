@@ -11,10 +11,10 @@ use std::time::Duration;
 
 /// After the prefix: end everything.
 const END_KEY: u8 = b'x';
-/// How many pieces of input wait for the machine at most: from a pipe, and from a terminal.
+/// The most pieces of input that wait for the machine: from a pipe, and from a terminal.
 const MOST_CHUNKS: usize = 16;
 const MOST_KEYS: usize = 1 << 16;
-/// How long Gnomon may take to end everything.
+/// The time limit for Gnomon to end everything.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Installs handlers: a signal that ends this program stops the machine, so that files are removed and the end is reported. A second signal,

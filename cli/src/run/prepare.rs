@@ -33,7 +33,7 @@ const RNG_SEED_BYTES: usize = 32;
 const COMMAND_LINE_BYTES: usize = 1024;
 /// U-Boot's command to boot from a disk: its default one. It comes back if there is no boot loader, or none that works.
 const BOOT_COMMAND: &str = "run bootcmd; echo; echo \"gnomon: U-Boot found nothing to boot on the disks. This is its prompt: help lists its commands, poweroff ends the VM.\"";
-/// How long bundles are kept that `--dry-run` has left.
+/// The time for which bundles that `--dry-run` has left are kept.
 const BUNDLES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A machine that can be started.
@@ -47,9 +47,9 @@ pub struct Prepared {
     pub ports: Vec<Vec<String>>,
     /// The place of the one that each waits for.
     pub after: Vec<Option<u32>>,
-    /// How the guests share the console.
+    /// The way in which the guests share the console.
     pub console: ConsoleMode,
-    /// Where Gnomon sits.
+    /// The privilege mode of Gnomon.
     pub seat: Seat,
     /// The versions of the software in the run.
     pub versions: Versions,
@@ -303,7 +303,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     Ok(Contents { payload, initrd: bytes, has_own_initramfs: initrd == Initrd::Busybox })
 }
 
-/// Whether a kernel of that configuration has all that a virtio console needs built in.
+/// Returns whether a kernel of that configuration has everything built in that a virtio console needs.
 fn has_virtio_console(config: &str) -> bool {
     ["CONFIG_VIRTIO_MMIO=y", "CONFIG_VIRTIO_CONSOLE=y"].iter().all(|wanted| config.lines().any(|line| line == *wanted))
 }

@@ -1,4 +1,4 @@
-//! How a run ended: exit status, last lines, counters.
+//! The end of a run: exit status, last lines, counters.
 
 use super::prepare::{Prepared, Versions};
 use super::show::Show;
@@ -26,7 +26,7 @@ pub struct RunEnd {
     pub status: u8,
     /// The events, a line each.
     pub lines: Vec<String>,
-    /// Whether the last lines of the consoles may help to understand it.
+    /// Set if the last lines of the consoles may help to understand the end.
     pub is_trouble: bool,
 }
 

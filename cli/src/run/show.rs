@@ -9,7 +9,7 @@ use abi::record::Record;
 use std::io::{IsTerminal, Write, stdout};
 use std::time::{Duration, Instant};
 
-/// How long the output of a panicked kernel is shown.
+/// The time for which the output of a panicked kernel is shown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Shows a run on standard output and standard error.
@@ -21,9 +21,9 @@ pub struct Show {
     lines: Lines,
     tail: Tail,
     watch: Option<PanicWatch>,
-    /// When the run is to be stopped, since only panicked kernels are left.
+    /// The time when the run is to be stopped, since only panicked kernels are left.
     stop_at: Option<Instant>,
-    /// Whether what was printed ends with a whole line.
+    /// Set if the printed output ends with a whole line.
     is_fresh: bool,
 }
 
@@ -45,7 +45,7 @@ impl Show {
         self.demux.as_ref()
     }
 
-    /// Whether all that the consoles have is shown.
+    /// Returns whether the whole output of the consoles is shown.
     pub fn shows_consoles(&self) -> bool {
         self.demux.is_none() || self.is_verbose
     }

@@ -28,7 +28,7 @@ pub struct RunSpec {
     pub host_memory: Option<Size>,
     /// The file that Gnomon pages to.
     pub swap: Option<SwapSpec>,
-    /// Whether what guests write to their disks is thrown away.
+    /// The treatment of guests' writes to their disks.
     pub snapshot: Snapshot,
     /// Ports of the host's that lead to VMs, beside those in VM files.
     pub forwards: Vec<ForwardTo>,
@@ -38,9 +38,9 @@ pub struct RunSpec {
     pub settings: Vec<String>,
     /// Harts of the machine; else as many as the widest VM has vCPUs.
     pub harts: Option<u32>,
-    /// Whether those have the H extension.
+    /// The H extension of those harts.
     pub h: HExtension,
-    /// Where Gnomon sits.
+    /// The privilege mode of Gnomon.
     pub seat: Seat,
     /// Commands to run in every VM.
     pub exec: Option<String>,
@@ -50,34 +50,34 @@ pub struct RunSpec {
     pub meter: Option<MeterSpec>,
     /// Further arguments for QEMU.
     pub qemu_args: Vec<String>,
-    /// How the guests share the console.
+    /// The way in which the guests share the console.
     pub console: ConsoleMode,
     /// The size of the terminal that shells run on, if it is one.
     pub terminal: Option<TerminalSize>,
 }
 
-/// How a run is shown.
+/// The settings by which a run is shown and reached.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ShowSpec {
     /// With `--exec`: show everything, not just the commands' output.
     pub is_verbose: bool,
-    /// Where the counters go.
+    /// The file for the counters.
     pub stats: Option<PathBuf>,
     /// The longest that the run may take.
     pub timeout: Option<Duration>,
     /// The port on which QEMU waits for a debugger.
     pub gdb: Option<NonZeroU16>,
-    /// Whether other commands can reach it.
+    /// The reachability by other commands.
     pub reach: Reach,
 }
 
-/// Whether other commands can reach a run.
+/// The reachability of a run by other commands.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Reach {
-    /// None can.
+    /// Other commands cannot reach the run.
     #[default]
     None,
-    /// They can, by this name, or by one that is free.
+    /// Other commands can reach the run by this name, or by one that is free.
     As(Option<String>),
 }
 

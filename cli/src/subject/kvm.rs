@@ -26,7 +26,7 @@ const BRIDGE: &str = include_str!("kvm/bridge.sh");
 /// The VMM: the package, and the program in it.
 const VMM: (&str, &str) = ("qemu-system-riscv", "qemu-system-riscv64");
 
-/// Where the initramfs has the drivers of its disk and its network card, if it has such devices.
+/// The folder of the initramfs with the drivers of the host's disk and network card, if it has such devices.
 const DRIVERS: &str = "lib/drivers/";
 
 /// RAM of the host beside that of the guest and twice the initramfs, which is there packed and unpacked while the
@@ -41,7 +41,7 @@ const APPEND: &str = "console=ttyS0 earlycon=sbi quiet panic=-1 norandmaps cma=0
 /// 0, and programs there are killed when they read the time.
 const CPU: [&str; 2] = ["-cpu", "rv64,sv48=off,sscofpmf=on"];
 
-/// Whether the host may use transparent huge pages for the guest's RAM.
+/// The host's use of transparent huge pages for the guest's RAM.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Thp {
     /// Wherever there is one, and it makes some if there is none.
@@ -61,7 +61,7 @@ impl Thp {
     }
 }
 
-/// Why there is no such machine.
+/// The reason why there is no such machine.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum KvmError {
     /// Software could not be provided.
@@ -106,7 +106,7 @@ pub struct KvmGuest {
 }
 
 impl KvmGuest {
-    /// Whether it has a device that may keep it waiting.
+    /// Returns whether the guest has a device that it may wait for.
     const fn has_devices(&self) -> bool {
         self.disk.is_some() || self.net.is_some()
     }

@@ -6,14 +6,14 @@ use abi::bundle::MmuMode;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How guest memory is virtualized, and on which harts.
+/// The way in which guest memory is virtualized, and the kind of harts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Variant {
     /// The mode; `None`: Gnomon chooses.
     pub mmu: Option<MmuMode>,
     /// The harts' H extension.
     pub h: HExtension,
-    /// Whether the fast lane serves fences. Of interest where there is one ([`MmuMode::has_lane`]).
+    /// Set if the fast lane serves fences. It matters only in modes that have a lane ([`MmuMode::has_lane`]).
     pub lane: bool,
 }
 
@@ -29,7 +29,7 @@ impl Variant {
         all.filter(|variant| variant.exists_in(seat)).collect()
     }
 
-    /// Whether it can be had in a seat, and differs from all others.
+    /// Returns whether the variant is possible in a seat, and differs from all others.
     fn exists_in(self, seat: Seat) -> bool {
         let needs_h = seat == Seat::Payload || self.mmu.is_some_and(|mode| !mode.works_without_h());
         let has_lane = self.mmu.is_some_and(MmuMode::has_lane);
@@ -106,7 +106,7 @@ impl fmt::Display for Selector {
 }
 
 impl Selector {
-    /// Whether the variant is one of them. A variant in which no lane can be has neither `lane` nor
+    /// Returns whether the selector selects the variant. A variant whose mode has no lane matches neither `lane` nor
     /// `nolane`.
     #[must_use]
     pub fn selects(&self, variant: Variant) -> bool {

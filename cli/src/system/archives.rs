@@ -8,7 +8,7 @@ use crate::machine::net::seen_by_guest;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Where apt keeps its package lists.
+/// The folder of apt's package lists.
 const LISTS: &str = "var/lib/apt/lists";
 /// Modules that a root has are in these directories of Linux's sources. The rest are drivers of hardware that no VM has.
 const MODULES: [&str; 12] = [
@@ -46,8 +46,8 @@ pub(super) fn base(system: &System, dir: &Path) -> miette::Result<Unnamed> {
     Ok(file)
 }
 
-/// Whether a root has what is at this path of the modules' directory: an index, or a module of those directories. Of network
-/// drivers, those of software alone.
+/// Returns whether a root gets the file at this path of the modules' directory: an index, or a module of those
+/// directories. Of network drivers, only those of software are included.
 fn is_wanted(path: &str) -> bool {
     let Some(module) = path.strip_prefix("kernel/") else { return !path.contains('/') };
     let is_software = module.strip_prefix("drivers/net/").is_some_and(|driver| !driver.contains('/'));
@@ -71,7 +71,7 @@ fn lists(archive: &mut tar::Builder<impl Write>, system: &System) -> io::Result<
     Ok(())
 }
 
-/// How the names of an archive's lists begin, in apt's directory.
+/// Returns the start of the names of an archive's lists in apt's directory.
 fn listed_as(mirror: &str) -> String {
     let place = mirror.split_once("://").map_or(mirror, |(_, place)| place);
     place.trim_end_matches('/').replace('_', "%5f").replace(':', "%3a").replace('/', "_")

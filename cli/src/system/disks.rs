@@ -12,12 +12,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where disks are that the user has not named a file for, in the repository: not in the cache, which may be removed at any time.
+/// The folder of the repository with the disks for which the user has not named a file. The cache is not suitable,
+/// since it may be removed at any time.
 const DISKS: &str = "disks";
 /// The port that ssh comes to.
 const SSH: u16 = 22;
 
-/// Why a VM has no root.
+/// The reason why a VM has no root.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 enum DiskError {
     /// Another run has the disk.
@@ -27,7 +28,7 @@ enum DiskError {
          several runs may use one disk with --snapshot"
     ))]
     Busy { file: PathBuf },
-    /// It could not be copied.
+    /// The image could not be copied.
     #[error("cannot make the disk {file}: {message}")]
     #[diagnostic(help(
         "check that the directory exists, that you may write to it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
@@ -139,7 +140,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// How to log in to a VM from this host, if a port leads there.
+    /// Returns a line about logging in to a VM from this host, if a port leads to its ssh server.
     pub(super) fn login(&self, vm: &VmSpec) -> Option<String> {
         let forwards = vm.net.iter().flat_map(|card| &card.forwards);
         let forward = forwards.into_iter().find(|forward| forward.guest.get() == SSH)?;

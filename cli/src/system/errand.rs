@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// The guest says something more often than that, or has come to its end.
 const SILENCE: Duration = Duration::from_secs(600);
-/// How many of its last lines are told if it fails.
+/// The number of the guest's last lines that are reported if it fails.
 const LAST: usize = 5;
 
 /// Runs the commands in such a VM, which has a name. `said` is told each line that the guest prints. Returns the last lines if a command

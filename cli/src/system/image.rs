@@ -32,7 +32,7 @@ const PACKAGES: [&str; 18] = [
     "systemd-sysv",
     "udev",
 ];
-/// How an image's name begins, and that of one which is being made.
+/// The prefixes of names: of an image, and of one that is being made.
 const PREFIX: &str = "root-";
 const UNFINISHED: &str = "making-";
 const RECORD: &str = "root.json";
@@ -124,7 +124,7 @@ fn finish(image: tempfile::NamedTempFile, dir: &Path, record: &Record) -> miette
     Ok(path)
 }
 
-/// Removes the files and directories whose names begin so, but for one. Open files stay readable.
+/// Removes the files and directories whose names begin with `prefix`, except `but`. Open files stay readable.
 fn remove(dir: &Path, prefix: &str, but: Option<&str>) -> Result<(), IoError> {
     for entry in fs::read_dir(dir).map_err(IoError::at("read", dir))? {
         let entry = entry.map_err(IoError::at("read", dir))?;

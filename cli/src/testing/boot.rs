@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
 
-/// How long the output of a panicked kernel is read.
+/// The time for which the output of a panicked kernel is read.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The programs of boot tests: built once, for the first test.

@@ -60,9 +60,9 @@ pub struct Case {
     pub site: Site,
     /// Number of harts.
     pub harts: u32,
-    /// How Gnomon virtualizes memory; of no meaning elsewhere.
+    /// The way in which Gnomon virtualizes memory; of no meaning on other sites.
     pub variant: Variant,
-    /// Whether it is run without `--full`.
+    /// Set if the case is run without `--full`.
     pub by_default: bool,
 }
 
@@ -122,7 +122,7 @@ impl Case {
         self.test.vcpus.unwrap_or(self.harts)
     }
 
-    /// Whether commands run in the guest's shell.
+    /// Returns whether commands run in the guest's shell.
     #[must_use]
     pub fn has_commands(&self) -> bool {
         self.test.exec.is_some() || self.test.workload.is_some()
@@ -137,14 +137,14 @@ impl Case {
         (1..=self.test.vms).map(own).chain(beside).chain(then).collect()
     }
 
-    /// Whether the test guest has to report.
+    /// Returns whether the test guest has to report.
     #[must_use]
     pub fn has_report(&self) -> bool {
         let expect = &self.test.expect;
         self.test.guest.is_some() && expect.end == End::Poweroff && expect.until.is_none()
     }
 
-    /// When it has failed.
+    /// The time after which the case has failed.
     #[must_use]
     pub const fn timeout(&self) -> Duration {
         Duration::from_secs(self.test.timeout)

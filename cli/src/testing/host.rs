@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 /// Lines of output shown for a failure.
 const SHOWN_LINES: usize = 80;
-/// When a command has failed that has not ended: many times what it takes on a busy machine.
+/// The time after which a command that has not ended has failed: many times what it takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(25 * 60);
-/// So long after the command's end what it started may keep its output open.
+/// The time after a command's end for which the programs that it started may keep its output open.
 const LEFTOVERS: Duration = Duration::from_secs(5);
 
 /// A cargo command that is a test, or many.
@@ -113,7 +113,7 @@ pub const GROUPS: &[Group] = &[
 pub struct Ran {
     /// Both outputs in the order in which they came.
     lines: Vec<String>,
-    /// How it ended, unless it had to be ended.
+    /// The exit status; `None` if the command had to be ended.
     status: Option<ExitStatus>,
     cpu: Duration,
 }
@@ -219,7 +219,7 @@ fn follow(mut command: Command, limit: Duration) -> std::io::Result<Ran> {
 struct Program {
     /// Cargo's name for it.
     name: String,
-    /// How many tests it said that it would run.
+    /// The number of tests that it announced.
     announced: usize,
     /// The tests with a reported result.
     tests: Vec<Verdict>,

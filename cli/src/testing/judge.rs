@@ -25,11 +25,11 @@ pub struct Transcript {
     pub panic: Option<String>,
     /// The text that the dialog still waited for.
     pub unanswered: Option<String>,
-    /// Whether the machine was stopped because everything had happened that the test waits for.
+    /// Set if the machine was stopped because everything that the test waits for had happened.
     pub has_seen_enough: bool,
     /// Its cost, with that of the runs that belong to it.
     pub spent: Spent,
-    /// How it ended.
+    /// The outcome of the machine.
     pub outcome: Outcome,
     /// The meter's report, if there is one.
     pub meter: Option<Report>,
@@ -197,7 +197,7 @@ fn metered(case: &Case, transcript: &Transcript) -> Result<(), String> {
     expect.meter.iter().try_for_each(|assertion| assertion.check_by(number))
 }
 
-/// Whether the machine came to its end in the way it should.
+/// Checks that the machine ended as it should.
 fn ended_well(case: &Case, outcome: &Outcome) -> Result<(), String> {
     if let Some(message) = &outcome.failed {
         return Err(format!("Gnomon failed: {message}"));

@@ -33,7 +33,7 @@ impl Metering {
     }
 }
 
-/// Where QEMU logs its traps, beside the meter's log.
+/// Returns the path of QEMU's log of traps, beside the meter's log.
 fn qemu_log(traps: &Path) -> PathBuf {
     traps.with_extension("qemu")
 }
@@ -106,7 +106,7 @@ fn of_meter(line: &str) -> Option<Trap> {
     Some((is_interrupt, code, hex(epc)?, hex(tval)?))
 }
 
-/// Whether the meter saw the traps that QEMU took, in the same order.
+/// Checks that the meter saw the traps that QEMU took, in the same order.
 fn same_traps(qemu: &str, meter: &str) -> Result<(), String> {
     let taken: Vec<_> = qemu.lines().filter_map(of_qemu).collect();
     let seen: Vec<_> = meter.lines().map(|line| of_meter(line).ok_or(line)).collect();

@@ -35,17 +35,17 @@ pub use tally::{Run, Tally, Verdict};
 /// No test has such a name.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub enum NoMatch {
-    /// At all.
+    /// No test at all.
     #[error("no test matches {0}")]
     #[diagnostic(help("gnomon test --list shows the names, with --full all of them; a filter is a part of one"))]
     Nowhere(String),
-    /// But some that are not run by default.
+    /// Only tests that are not run by default.
     #[error("no test that is run by default matches {0}")]
     #[diagnostic(help("add --full, or give a whole name: gnomon test --full --list shows them"))]
     InFull(String),
 }
 
-/// How much of all there is.
+/// The part of all runs that is selected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// Of each test the runs that are its default.

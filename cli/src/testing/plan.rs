@@ -40,13 +40,13 @@ pub struct BootTest {
     /// The modes it is run in; Gnomon's own choice if not given.
     #[serde(default)]
     pub mmu: Vec<MmuMode>,
-    /// Whether the harts have the H extension: either, or both in turn.
+    /// The values of the harts' H extension: present, absent, or both in turn.
     #[serde(default = "only_yes")]
     pub h: Vec<bool>,
-    /// Whether the fast lane serves fences, in mode `lazy`: either, or both in turn.
+    /// The values of the lane, in modes that have one: on, off, or both in turn.
     #[serde(default = "only_yes")]
     pub lane: Vec<bool>,
-    /// Whether the host of a guest under KVM uses transparent huge pages: either, or both in turn.
+    /// The transparent huge pages of the host of a guest under KVM: on, off, or both in turn.
     #[serde(default = "only_yes")]
     pub thp: Vec<bool>,
     /// Which of all these combinations are run without `--full`.
@@ -54,18 +54,18 @@ pub struct BootTest {
     pub variants: Choice,
     /// A test that makes the same checks, and others: what is run of it by default is not run of this one.
     pub twin: Option<String>,
-    /// Whether Svvptc is advertised in the modes that shadow.
+    /// Allows Svvptc to be advertised, as in a VM file.
     pub svvptc: Option<bool>,
-    /// Whether hardware updates of A and D bits are promised.
+    /// Promises hardware updates of A and D bits.
     pub svadu: Option<bool>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
     pub vcpus: Option<u32>,
-    /// How many equal VMs there are.
+    /// The number of equal VMs.
     #[serde(default = "one")]
     pub vms: usize,
-    /// The mode of each VM, where they are equal but for that.
+    /// The mode of each VM, where this is their only difference.
     #[serde(default)]
     pub vm_mmu: Vec<MmuMode>,
     /// Test guests that run beside it, each in a VM of its own, and have to pass.
@@ -92,47 +92,48 @@ pub struct BootTest {
     /// The reserve of each.
     #[serde(default)]
     pub reserve: Option<Size>,
-    /// Whether the RAM of each is given at its start, and stays.
+    /// Set if all RAM is given to each VM at its start, and stays.
     #[serde(default)]
     pub wired: bool,
     /// Added to the kernel's command line.
     #[serde(default)]
     pub append: String,
-    /// Whether Debian's kernel leaves out tests and probes of itself.
+    /// Set if Debian's kernel leaves out its self-tests and probes.
     #[serde(default)]
     pub lean: bool,
     /// The console that Linux uses.
     pub console: Option<Console>,
-    /// Whether 2 MiB mappings may be used.
+    /// Set if 2 MiB mappings may be used.
     #[serde(default = "yes")]
     pub superpages: bool,
-    /// Whether whole GiB are given to each VM before it starts.
+    /// Set if whole GiB are given to each VM before it starts.
     #[serde(default)]
     pub gigapages: bool,
-    /// Whether each VM has a memory balloon, or how much goes into it from the start.
+    /// The memory balloon of each VM: a switch, or the size that goes into it at the start.
     pub balloon: Option<Balloon>,
     /// Size of a disk that each of its VMs has, if there is to be one: zeroes at first.
     pub disk: Option<Size>,
     /// The boot loader of its VM's disk, if that is a distribution's image.
     pub image: Option<Loader>,
-    /// Whether each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read (`fixed`).
+    /// Set if each of its VMs reaches a folder of the host (`share`) with some MiB in it, and one that it may only read
+    /// (`fixed`).
     #[serde(default)]
     pub share: bool,
-    /// Whether its VMs have a source of random bytes.
+    /// Set if its VMs have a source of random bytes.
     #[serde(default)]
     pub rng: bool,
-    /// Whether its first VM has two ports, `there` and `back`, with a partner on the host.
+    /// Set if its first VM has two ports, `there` and `back`, with a partner on the host.
     #[serde(default)]
     pub ports: bool,
-    /// Whether its VMs have network cards.
+    /// Set if its VMs have network cards.
     #[serde(default)]
     pub net: bool,
     /// Size of a file that a server on the host has for its VMs, if there is to be one.
     pub serve: Option<Size>,
-    /// Whether time counts instructions.
+    /// Set if time counts instructions.
     #[serde(default)]
     pub icount: bool,
-    /// How much the meter counts; it is not there if not given.
+    /// The amount of counting by the meter; there is no meter if it is not given.
     #[serde(default, deserialize_with = "level")]
     pub meter: Option<Level>,
     /// The cores that the meter models.
@@ -154,8 +155,8 @@ pub struct BootTest {
     /// Seconds until it has failed.
     #[serde(default = "timeout")]
     pub timeout: u64,
-    /// How often it is tried until it passes: for figures of several harts, which a busy host spoils when it suspends one that
-    /// others wait for.
+    /// The number of attempts until it passes: for figures of several harts, which a busy host spoils when it suspends
+    /// a hart that others wait for.
     #[serde(default = "once")]
     pub attempts: NonZeroU8,
     /// The expected result.
@@ -167,7 +168,7 @@ pub struct BootTest {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Expect {
-    /// How every VM ends.
+    /// The end of every VM.
     pub end: End,
     /// Part of the message with which VMs are stopped.
     pub message: String,
@@ -177,7 +178,7 @@ pub struct Expect {
     pub output: Vec<Pattern>,
     /// Patterns that must not be in it.
     pub absent: Vec<Pattern>,
-    /// How often the VM starts: a test guest makes its checks each time.
+    /// The number of times that the VM starts. A test guest makes its checks each time.
     pub boots: usize,
     /// The expected counters.
     pub counters: Vec<Assertion>,
@@ -242,11 +243,11 @@ pub struct Companion {
 pub struct Until {
     /// The text.
     pub text: String,
-    /// How often.
+    /// The number of appearances.
     pub count: usize,
 }
 
-/// How a VM ends.
+/// The way in which a VM ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
@@ -277,10 +278,10 @@ pub enum Platform {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// So many that each two values come together: [`super::pairs`].
+    /// A selection in which each two values meet: [`super::pairs`].
     #[default]
     Pairs,
-    /// So many that each value is in one: a cheaper test is run in the pairs, and comes by the same code.
+    /// A selection in which each value occurs. A cheaper test is run in pairs, and covers the same code.
     Values,
     /// All.
     Full,

@@ -58,7 +58,7 @@ impl Partner {
         NAMES.map(String::from).to_vec()
     }
 
-    /// Where QEMU is to connect.
+    /// Returns the path of the socket that QEMU is to connect to.
     #[must_use]
     pub fn machine_path(&self) -> &Path {
         &self.machine

@@ -5,13 +5,13 @@ use std::iter::Sum;
 use std::ops::AddAssign;
 use std::time::Duration;
 
-/// How many of the dearest are named.
+/// The number of dearest runs that are named.
 const DEAREST: usize = 10;
 
 /// The prefix of the names of cargo's commands.
 const HOST: &str = "host/";
 
-/// How one test came out.
+/// The result of one test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
     /// The test's name.
@@ -46,7 +46,7 @@ pub struct Spent {
     pub wall: Duration,
     /// Of processors: QEMU's, or cargo's and its children's.
     pub cpu: Duration,
-    /// How many machines were started.
+    /// The number of machines that were started.
     pub machines: usize,
 }
 
@@ -85,7 +85,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Whether it is a command of cargo's.
+    /// Returns whether it is a command of cargo's.
     fn is_of_host(&self) -> bool {
         self.name.starts_with(HOST)
     }
@@ -139,7 +139,7 @@ impl Tally {
         self.verdicts().filter_map(|verdict| Some((verdict.name.as_str(), verdict.result.as_ref().err()?.as_str())))
     }
 
-    /// Whether all passed.
+    /// Returns whether all tests have passed.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.failed().next().is_none()

@@ -30,7 +30,7 @@ pub struct VmFile {
     pub limit: Option<Size>,
     /// RAM that is never paged out.
     pub reserve: Option<Size>,
-    /// Whether all of it is given at the start, and stays.
+    /// Gives the VM all of its RAM at the start, for as long as it lives.
     pub wired: Option<bool>,
     /// Number of vCPUs.
     pub vcpus: Option<u32>,
@@ -46,33 +46,33 @@ pub struct VmFile {
     pub append: Option<String>,
     /// The console that Linux uses.
     pub console: Option<Console>,
-    /// How memory is virtualized.
+    /// The mode of memory virtualization.
     #[serde(deserialize_with = "mode::read")]
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address and switches of the address space.
+    /// Lets the fast lane serve fences by address and switches of the address space.
     pub lane: Option<bool>,
-    /// Whether Svvptc may be advertised.
+    /// Allows Svvptc to be advertised.
     pub svvptc: Option<bool>,
-    /// Whether hardware updates of A and D bits are promised.
+    /// Promises hardware updates of A and D bits.
     pub svadu: Option<bool>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
-    /// Whether 2 MiB mappings may be used.
+    /// Allows 2 MiB mappings.
     pub superpages: Option<bool>,
-    /// Whether whole GiB are given to it before it starts.
+    /// Gives the VM whole GiB before it starts.
     pub gigapages: Option<bool>,
-    /// Whether it has a memory balloon.
+    /// The memory balloon.
     pub balloon: Option<Balloon>,
     /// Its disks.
     pub disks: Option<Vec<DiskSpec>>,
     /// Folders of the host that it reaches.
     pub shares: Option<Vec<ShareSpec>>,
-    /// Whether it has a network card.
+    /// Adds a network card.
     pub net: Option<bool>,
     /// The network card's address.
     #[serde(deserialize_with = "net::mac")]
     pub mac: Option<Mac>,
-    /// Whether it has a source of random bytes.
+    /// Adds a source of random bytes.
     pub rng: Option<bool>,
     /// Names of ports by which programs of the host's speak with it.
     pub ports: Option<Vec<String>>,
@@ -82,13 +82,13 @@ pub struct VmFile {
     pub restore: Option<PathBuf>,
 }
 
-/// Whether a VM has a memory balloon: `true`, `false`, or how much goes into it from the start.
+/// The memory balloon of a VM: `true`, `false`, or the size that goes into it at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(untagged, expecting = "true, false, or a size such as \"256M\"")]
 pub enum Balloon {
-    /// It has one, which is empty at the start; or none.
+    /// A balloon that is empty at the start, or none.
     Is(bool),
-    /// It has one that takes so much.
+    /// A balloon that takes this size at the start.
     Takes(Size),
 }
 
@@ -186,7 +186,7 @@ pub enum Console {
 /// A VM file that cannot be used.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum VmFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the VM file {path}: {source}")]
     #[diagnostic(help("give the path of a VM file, such as examples/linux.toml"))]
     Unreadable {
@@ -195,7 +195,7 @@ pub enum VmFileError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is not a VM description.
+    /// The file is not a VM description.
     #[error("the VM file {path} is not valid: {message}")]
     #[diagnostic(help("correct that line; docs/vm-file.md lists the keys and their values"))]
     Invalid {
@@ -242,7 +242,7 @@ impl VmFile {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// Whether it boots a whole system, to be worked in.
+    /// Returns whether the VM boots a whole system, to be worked in.
     #[must_use]
     pub fn has_system(&self) -> bool {
         self.root.is_some() || self.kernel == Some(Kernel::Disk)

@@ -1,4 +1,4 @@
-//! Where a payload and an initrd stand in a guest's RAM.
+//! The places of a payload and an initrd in a guest's RAM.
 
 use crate::host::size::{PAGE, SUPERPAGE, Size};
 use crate::vm::payload::Payload;
@@ -7,15 +7,15 @@ use miette::Diagnostic;
 
 /// The end of RAM is left to the device tree, which Gnomon puts there.
 pub const RESERVED_AT_TOP: u64 = SUPERPAGE;
-/// How far behind the kernel an initrd is, at most.
+/// The largest distance of an initrd in the middle of RAM from the kernel's start, in bytes.
 const MOST_BEHIND: u64 = 512 << 20;
 
 /// The places of what a VM starts with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// Where the payload is placed.
+    /// The address of the payload.
     pub payload_gpa: u64,
-    /// Where the initrd is placed, if there is one.
+    /// The address of the initrd, if there is one.
     pub initrd_gpa: Option<u64>,
 }
 

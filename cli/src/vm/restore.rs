@@ -35,7 +35,7 @@ pub enum RestoreError {
         /// The reason.
         why: String,
     },
-    /// It was given something that the snapshot says.
+    /// An option sets what the snapshot determines.
     #[error("`{what}` was given for a VM that is restored from {path}")]
     #[diagnostic(help("leave it out: the VM keeps the value from the snapshot"))]
     Given {
@@ -44,7 +44,7 @@ pub enum RestoreError {
         /// The option that was given.
         what: &'static str,
     },
-    /// It has other disks.
+    /// The number of disks differs from that in the snapshot.
     #[error("the VM in {path} has {had} disks, but {given} were given")]
     #[diagnostic(help(
         "give it the same disks with the same content, in the same order (--disk, or `disks` in the VM file): their contents are not \
@@ -53,12 +53,12 @@ pub enum RestoreError {
     Disks {
         /// The file.
         path: PathBuf,
-        /// How many it had.
+        /// The number of disks in the snapshot.
         had: usize,
-        /// How many it is to have.
+        /// The number of disks that were given.
         given: usize,
     },
-    /// It has other shared folders.
+    /// The shared folders differ from those in the snapshot.
     #[error("the VM in {path} has the shared folders [{had}], but [{given}] were given")]
     #[diagnostic(help(
         "give it as many folders, in the same order (--share, or `shares` in the VM file): each keeps the name that the guest knows, \
@@ -195,7 +195,7 @@ pub struct Restored {
 
 /// Pages that follow each other, by whole pieces of 2 MiB.
 struct Run {
-    /// Where it begins, in bytes of RAM.
+    /// The offset of the first byte in RAM.
     start: u64,
     bytes: Vec<u8>,
 }

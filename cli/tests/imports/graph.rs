@@ -365,7 +365,7 @@ fn stated_order(attributes: &[Attribute]) -> Vec<String> {
     lines.filter_map(name).collect()
 }
 
-/// Whether these attributes leave the item to tests.
+/// Returns whether these attributes restrict the item to tests.
 pub fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg") && attribute.meta.to_token_stream().to_string().replace(' ', "") == "cfg(test)"

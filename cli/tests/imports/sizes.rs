@@ -1,9 +1,10 @@
-//! How large the types of a file are: the methods of their `impl` blocks, and the fields of structs. Tests inside of the file do not count.
+//! The sizes of a file's types: the methods of their `impl` blocks, and the fields of structs. Tests inside the file do
+//! not count.
 
 use std::collections::BTreeMap;
 use syn::{Fields, ImplItem, Item, Type};
 
-/// What a file has.
+/// The sizes of a file's types.
 #[derive(Default, PartialEq, Debug)]
 pub struct Sizes {
     /// For each type, the methods of each of its `impl` blocks.

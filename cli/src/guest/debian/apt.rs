@@ -17,7 +17,7 @@ const FRESH: Duration = Duration::from_secs(600);
 /// Names a mirror where the machine's apt names none.
 const MIRROR_VAR: &str = "GNOMON_DEBIAN_MIRROR";
 
-/// Why apt could not do it.
+/// The reason why apt has failed.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum AptError {
     /// An apt program cannot be started.
@@ -62,7 +62,7 @@ pub enum AptError {
         action: String,
         /// Its error message.
         message: String,
-        /// Where it writes.
+        /// The directory that apt writes to.
         dir: PathBuf,
     },
     /// The cache could not be used.
@@ -71,7 +71,7 @@ pub enum AptError {
     Io(#[from] IoError),
 }
 
-/// Whether apt's trouble is with the disk, not with the network.
+/// Returns whether apt's error message is about the disk, not about the network.
 fn is_of_the_disk(message: &str) -> bool {
     message.contains("No space left on device") || message.contains("enough free space")
 }

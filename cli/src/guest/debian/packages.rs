@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where Debian keeps libraries for this architecture.
+/// The folder of Debian's libraries for this architecture.
 const LIBRARIES: &str = "usr/lib/riscv64-linux-gnu";
 
 /// Packages of one suite that were downloaded, by name: each one's file, and what is in it.

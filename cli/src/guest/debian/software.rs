@@ -33,14 +33,14 @@ pub struct Package {
     pub file: PathBuf,
 }
 
-/// Why software could not be provided.
+/// The reason why software could not be provided.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum DebianError {
     /// apt could not fetch it.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Apt(#[from] AptError),
-    /// It could not be unpacked.
+    /// The package could not be unpacked.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Deb(#[from] DebError),

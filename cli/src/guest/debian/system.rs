@@ -19,7 +19,7 @@ pub struct SystemPackage {
     pub name: String,
     /// Its version.
     pub version: String,
-    /// Whether it belongs to what Debian cannot be without, or to what that depends on.
+    /// Set if the package is essential for Debian, or a dependency of an essential one.
     pub is_essential: bool,
     /// The downloaded file.
     pub deb: PathBuf,
@@ -85,7 +85,7 @@ impl System {
     }
 }
 
-/// Whether a file is that of a package: `NAME_VERSION_ARCHITECTURE.deb`.
+/// Returns whether a file belongs to a package, by its name `NAME_VERSION_ARCHITECTURE.deb`.
 fn is_of(deb: &Path, package: &str) -> bool {
     let name = deb.file_name().unwrap_or_default().to_string_lossy();
     name.split_once('_').is_some_and(|(name, _)| name == package)

@@ -6,7 +6,7 @@ use crate::host::size::{MIB, Size};
 
 /// The compiler proper.
 const CC1: (&str, &str) = ("cpp-14-riscv64-linux-gnu", "usr/libexec/gcc/riscv64-linux-gnu/14/cc1");
-/// Its options, but for files.
+/// The compiler's options, without its files.
 const CC1_OPTIONS: &str = "-quiet -march=rv64gc -mabi=lp64d -nostdinc -isystem /usr/lib/gcc/riscv64-linux-gnu/14/include \
      -isystem /usr/include/riscv64-linux-gnu -isystem /usr/include -isystem /usr/lib/linux/uapi/riscv";
 

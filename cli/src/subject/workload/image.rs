@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// How long an unused initramfs is kept.
+/// The time for which an unused initramfs is kept.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The figure that the script prints last.
 pub const DONE: &str = "done";
@@ -21,16 +21,16 @@ pub const DONE: &str = "done";
 /// Added to the label of a region by programs that prepare for it: as in `programs/src/linux.rs`.
 const PREPARING: u64 = 100;
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
-    /// As little as shows what is to be seen.
+    /// The least that shows the effect.
     Quick,
-    /// As much as is worth waiting for.
+    /// The most that is worth waiting for.
     Full,
 }
 
-/// Whether the guest uses transparent huge pages.
+/// The guest's use of transparent huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HugePages {
     /// Wherever they fit.
@@ -57,7 +57,7 @@ pub struct Region {
     pub label: u64,
     /// Its name.
     pub name: &'static str,
-    /// How often it does what it is about: where that is more than 1, what counts is each of them.
+    /// The number of operations in the region. If it is more than 1, the cost of each operation is what counts.
     pub operations: u64,
     /// The name of one operation.
     pub unit: &'static str,
@@ -83,14 +83,14 @@ pub struct Workload {
 /// Devices that a guest may wait for.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Devices {
-    /// How large its disk is, in bytes, if it has one. That is all zeroes when the guest starts.
+    /// The size of its disk in bytes, if it has one. The disk is all zeroes when the guest starts.
     pub disk_bytes: Option<u64>,
     /// The services on its network, if it has one ([`crate::machine::net::Network`]).
     pub services: Vec<(u16, String)>,
 }
 
 impl Devices {
-    /// Whether there is any.
+    /// Returns whether there is any device.
     #[must_use]
     pub const fn are_there(&self) -> bool {
         self.disk_bytes.is_some() || !self.services.is_empty()

@@ -12,10 +12,10 @@ pub fn vm_name(place: usize) -> String {
     format!("vm{}", place + 1)
 }
 
-/// How far a machine was when a VM had ended.
+/// The progress of a machine at the end of a VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mark {
-    /// How long the console's text was.
+    /// The length of the console's text so far, in bytes.
     pub console: usize,
     /// The machine's cost.
     pub spent: Spent,

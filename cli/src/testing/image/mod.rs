@@ -30,7 +30,7 @@ const APPLETS: [&str; 9] = ["cat", "findfs", "insmod", "mount", "sh", "sleep", "
 const SIZE: Size = Size(192 << 20);
 /// RAM of the guest, which has all that goes onto the disk in it, twice.
 const MEMORY: Size = Size(512 << 20);
-/// How long an unused image is kept.
+/// The time for which an unused image is kept.
 const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The tools that make one: packages, and programs in them.
 const TOOLS: [(&str, &str); 3] =

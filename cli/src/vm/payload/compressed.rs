@@ -9,7 +9,7 @@ use std::io::Read;
 const MOST_BYTES: u64 = 1 << 30;
 /// The memory limit for unpacking xz, in KiB.
 const XZ_KIB: u32 = 1 << 20;
-/// Where the stub's header says what follows it: place and length of the compressed kernel, and how it is compressed.
+/// Offsets in the stub's header: place and length of the compressed kernel, and its compression method.
 const ZBOOT_START: usize = 8;
 const ZBOOT_BYTES: usize = 12;
 const ZBOOT_METHOD: usize = 24;
@@ -116,7 +116,7 @@ mod tests {
         packer.finish().expect("in memory")
     }
 
-    /// The same by `xz --check=crc32 -9e`, as Linux does it.
+    /// The kernel, packed by `xz --check=crc32 -9e`, as Linux does it.
     const XZ: &[u8] = &[
         0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x01, 0x69, 0x22, 0xde, 0x36, 0x02, 0x00, 0x21, 0x01, 0x1c, 0x00,
         0x00, 0x00, 0x10, 0xcf, 0x58, 0xcc, 0xe0, 0x0f, 0xff, 0x00, 0x1d, 0x5d, 0x00, 0x37, 0x80, 0x30, 0x2f, 0xfc,
@@ -126,13 +126,14 @@ mod tests {
         0x59, 0x5a,
     ];
 
-    /// The same by `zstd -19`.
+    /// The kernel, packed by `zstd -19`.
     const ZSTD: &[u8] = &[
         0x28, 0xb5, 0x2f, 0xfd, 0x64, 0x00, 0x0f, 0x5d, 0x00, 0x00, 0x20, 0x6f, 0x00, 0x00, 0x00, 0x01, 0x00, 0xf9,
         0xe7, 0x5f, 0x22, 0xff, 0x00, 0x1f, 0xbc,
     ];
 
-    /// As Linux makes it: the header, something else, the compressed kernel, and its length where its own format lacks it.
+    /// Builds an EFI image as Linux does: the header, something else, the compressed kernel, and its length where its
+    /// own format lacks it.
     fn efi(method: &str, packed: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 0x100];
         bytes[..2].copy_from_slice(b"MZ");

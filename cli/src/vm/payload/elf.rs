@@ -10,7 +10,7 @@ use object::{Endianness, elf};
 /// No payload's segments lie further apart than this.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Whether the file is ELF of any kind.
+/// Returns whether the file is ELF of any kind.
 pub fn is_elf(bytes: &[u8]) -> bool {
     bytes.starts_with(&elf::ELFMAG)
 }

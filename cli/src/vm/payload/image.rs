@@ -7,11 +7,11 @@ pub struct Payload {
     pub kind: Kind,
     /// The bytes that are placed.
     pub bytes: Vec<u8>,
-    /// Where they are placed; page-aligned.
+    /// The address of those bytes; page-aligned.
     pub gpa: u64,
-    /// Where the guest is entered.
+    /// The address at which the guest is entered.
     pub entry_gpa: u64,
-    /// How much RAM it needs from `gpa` on before it looks after itself, in bytes.
+    /// The RAM that it needs from `gpa` on before it manages memory itself, in bytes.
     pub span_bytes: u64,
 }
 

@@ -11,12 +11,12 @@ const MAGIC2: [u8; 4] = *b"RSC\x05";
 const MAGIC2_AT: usize = 0x38;
 /// `IMAGE_FILE_MACHINE_RISCV64`.
 const PE_RISCV64: u16 = 0x5064;
-/// How Linux begins to speak (`init/version-timestamp.c`). Others have the header, too.
+/// The start of Linux's banner (`init/version-timestamp.c`). Images that are not Linux have the header, too.
 const BANNER: &[u8] = b"Linux version ";
 /// No machine has so much memory.
 const TOO_LONG: u64 = 1 << 48;
 
-/// Whether the file has the header.
+/// Returns whether the file has the header.
 pub fn is_image(bytes: &[u8]) -> bool {
     field(bytes, MAGIC2_AT) == Some(MAGIC2)
 }
@@ -82,7 +82,7 @@ impl Header {
     }
 }
 
-/// Where the last section ends in the file, if the image has an EFI stub with a table of sections.
+/// Returns the end of the last section in the file, if the image has an EFI stub with a table of sections.
 fn sections_end(bytes: &[u8]) -> Result<Option<u64>, Unfit> {
     if field(bytes, 0) != Some(*b"MZ") {
         return Ok(None);
@@ -129,7 +129,7 @@ mod tests {
         bytes
     }
 
-    /// As Debian's: MZ, PE header at 0x40, two sections.
+    /// Builds an image like Debian's: MZ, PE header at 0x40, and these sections.
     fn efi_image(file_bytes: usize, sections: &[(u32, u32)], machine: u16) -> Vec<u8> {
         let mut bytes = image(file_bytes, 0x8000, 0x20_0000);
         bytes[..2].copy_from_slice(b"MZ");

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// A file that no VM can boot.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum PayloadError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the kernel {path}: {source}")]
     #[diagnostic(help(
         "give --kernel the path of a RISC-V Linux Image, ELF file or raw binary, or leave it out to boot Debian's kernel"
@@ -25,7 +25,7 @@ pub enum PayloadError {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// It is something else than a RISC-V payload.
+    /// The file is not a RISC-V payload.
     #[error("the kernel {path} {what}")]
     #[diagnostic(help("{remedy}"))]
     Unfit {

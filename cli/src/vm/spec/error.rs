@@ -18,7 +18,7 @@ pub enum SpecError {
     #[error("two VMs are called `{0}`")]
     #[diagnostic(help("give each VM file its own `name`"))]
     Duplicate(String),
-    /// It waits for a VM that does not come before it.
+    /// The VM waits for one that does not come before it.
     #[error("VM `{vm}` starts after `{after}`, but no VM before it has that name")]
     #[diagnostic(help("give the VM files in the order in which they start, and check the `name` in each"))]
     After {

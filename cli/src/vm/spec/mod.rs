@@ -26,7 +26,7 @@ pub const LEAST_DISK_MEMORY: Size = Size(64 * MIB);
 
 const MOST_NAME_CHARS: usize = 32;
 
-/// Whether a VM can have that name.
+/// Returns whether a VM can have that name.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MOST_NAME_CHARS).contains(&name.len()) && name.chars().all(is_name_char)
 }
@@ -44,7 +44,7 @@ pub struct VmSpec {
     pub limit: Option<Size>,
     /// RAM that is not paged out once the VM uses it.
     pub reserve: Size,
-    /// Whether all of it is given at the start, and stays.
+    /// Set if all RAM is given to the VM at the start, and stays.
     pub wired: bool,
     /// Number of vCPUs.
     pub vcpus: u32,
@@ -60,19 +60,19 @@ pub struct VmSpec {
     pub append: String,
     /// The console that Linux uses.
     pub console: Console,
-    /// How memory is virtualized; `None`: Gnomon chooses, by what the hart can do.
+    /// The mode of memory virtualization; `None`: Gnomon chooses, by what the hart can do.
     pub mmu: Option<MmuMode>,
-    /// Whether the fast lane serves fences by address and switches of the address space, if the user said so.
+    /// The user's switch for the fast lane, which serves fences by address and switches of the address space.
     pub lane: Option<bool>,
-    /// Whether Svvptc may be advertised.
+    /// Set if Svvptc may be advertised.
     pub svvptc: bool,
-    /// Whether hardware updates of A and D bits are promised.
+    /// Set if hardware updates of A and D bits are promised.
     pub svadu: bool,
     /// Bound of the memory for shadow tables; `None`: Gnomon's default.
     pub shadow: Option<Size>,
-    /// Whether 2 MiB mappings may be used.
+    /// Set if 2 MiB mappings may be used.
     pub superpages: bool,
-    /// Whether whole GiB are given to it before it starts.
+    /// Set if whole GiB are given to the VM before it starts.
     pub gigapages: bool,
     /// The memory balloon's size at the start, if it has one.
     pub balloon: Option<Size>,
@@ -80,7 +80,7 @@ pub struct VmSpec {
     pub disks: Vec<DiskSpec>,
     /// Folders of the host that it reaches.
     pub shares: Vec<ShareSpec>,
-    /// Whether it has a source of random bytes, if the user said so.
+    /// The user's switch for a source of random bytes.
     pub rng: Option<bool>,
     /// Names of its ports.
     pub ports: Vec<String>,
@@ -267,7 +267,7 @@ impl VmSpec {
         Err(SpecError::Residence { vm: self.name.clone(), why })
     }
 
-    /// Whether it boots a whole system, to be worked in.
+    /// Returns whether the VM boots a whole system, to be worked in.
     #[must_use]
     pub fn has_system(&self) -> bool {
         self.root.is_some() || self.kernel == Kernel::Disk
