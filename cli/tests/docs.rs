@@ -112,6 +112,32 @@ fn files_that_pages_name_are_there() {
     complain(&complaints);
 }
 
+/// The functions and types that a chapter's table of events names are in the file of the same row.
+#[test]
+fn tables_of_events_name_what_is_there() {
+    const HEADING: &str = "\n## In the sources\n";
+    let span = Regex::new("`([^`]+)`").expect("a pattern");
+    let (mut complaints, mut rows) = (Vec::new(), 0);
+    for path in pages().into_keys() {
+        let text = read(&path);
+        let table = text.split_once(HEADING).map_or("", |(_, section)| section);
+        for row in table.lines().filter(|line| line.starts_with("| ") && line.ends_with(".rs` |")) {
+            rows += 1;
+            let cells: Vec<_> = row.trim_matches('|').split('|').collect();
+            let [_, names, file] = cells[..] else { panic!("{}: three cells: {row}", path.display()) };
+            let source = read(Path::new(file.trim().trim_matches('`')));
+            for name in span.captures_iter(names).map(|found| found[1].to_owned()) {
+                let defined = Regex::new(&format!(r"\b(fn|struct|enum|trait|macro_rules!) {name}\b")).expect("a name");
+                if !defined.is_match(&source) {
+                    complaints.push(format!("{}: there is no `{name}` in{file}", path.display()));
+                }
+            }
+        }
+    }
+    assert!(rows > 60, "only {rows} rows were found");
+    complain(&complaints);
+}
+
 #[test]
 fn pages_that_sources_name_are_there() {
     let pattern = Regex::new(r"\bdocs/[\w-]+\.md\b").expect("a pattern");

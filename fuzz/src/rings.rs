@@ -13,7 +13,9 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::control::connections::ask;
 use hypervisor::device::Answer;
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::{Output, Reach, attend_disk, attend_entropy, attend_share, go_on, type_in};
+use hypervisor::io::host_events::{attend_disk, attend_entropy, attend_share, go_on};
+use hypervisor::io::outside::{Output, Reach};
+use hypervisor::io::serial::type_in;
 use rv::Addr;
 
 /// Devices: where the registers are, what they offer, and how many frames a notification may take: a page of each ring, a copy among them, and

@@ -16,8 +16,8 @@ use hypervisor::device::Target;
 use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::device::{Answer as Reply, Device};
 use hypervisor::gnomon::Gnomon;
-use hypervisor::io::serial;
-use hypervisor::io::serial::{Output, Reach};
+use hypervisor::io::host_events;
+use hypervisor::io::outside::{Output, Reach};
 use hypervisor::life::lifecycle;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::Departure;
@@ -235,7 +235,7 @@ fn act(u: &mut Unstructured<'_>, g: &Gnomon, hart: &mut Hart, vm: &hypervisor::v
         }
         if u.ratio(1, 4)? {
             hart.time += u.int_in_range(0..=10_000)?;
-            serial::go_on(g, u64::MAX, hart);
+            host_events::go_on(g, u64::MAX, hart);
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use hypervisor::control::ballooning;
 use hypervisor::device::Answer;
 use hypervisor::device::Target;
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::{Output, Reach};
+use hypervisor::io::outside::{Output, Reach};
 use rv::Addr;
 
 /// The address of the registers.

@@ -7,7 +7,8 @@ use abi::control::Answer;
 use abi::control::port::{Exchange, Heard, MOST_SENT, Wish};
 use abi::snapshot::bytes::Bytes;
 use hypervisor::control::connections::ask;
-use hypervisor::io::serial::{go_on, type_in};
+use hypervisor::io::host_events::go_on;
+use hypervisor::io::serial::type_in;
 use hypervisor::vm::Departure;
 use std::sync::atomic::Ordering;
 

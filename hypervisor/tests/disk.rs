@@ -6,7 +6,7 @@ use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::record::EndReason;
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::attend_disk;
+use hypervisor::io::host_events::attend_disk;
 use hypervisor::vm::Departure;
 use rv::PhysMem;
 

@@ -5,7 +5,7 @@ use crate::fake::entropy::come;
 use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::attend_entropy;
+use hypervisor::io::host_events::attend_entropy;
 use hypervisor::vm::Departure;
 
 const DEVICE: u64 = 0x1000_e000;

@@ -7,7 +7,7 @@ use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::uart::START as UART;
 use hypervisor::exit::watch;
-use hypervisor::io::serial::{Output, Reach};
+use hypervisor::io::outside::{Output, Reach};
 use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::{Brief, Outcome};
 use hypervisor::vm::vcpu::VsTrapRegs;
@@ -206,7 +206,7 @@ fn the_uart_prints_what_is_stored_whoever_decodes() {
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 6);
     assert_eq!(w.run.shared.counters.mmio_decoded.get(), 1);
     assert!(w.hart.events.contains(&Event::AttendSoon) && !printed().ends_with("AB"), "more may come");
-    hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
+    hypervisor::io::host_events::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AB"));
 }
 
@@ -242,7 +242,7 @@ fn one_more_byte_for_the_uart_is_a_brief_exit_and_nothing_else_is() {
     assert_eq!(w.brief(trap(STORE, UART, SB)), Brief::NO);
     drop(uart);
     assert_eq!(w.run.context.pc, GUEST_ENTRY + 16);
-    hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
+    hypervisor::io::host_events::go_on(&w.g, 1, &mut w.hart);
     assert!(printed().ends_with("AAAA"));
 }
 

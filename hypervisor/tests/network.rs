@@ -7,8 +7,8 @@ use abi::record::EndReason;
 use hypervisor::device::Answer;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::io::serial;
-use hypervisor::io::serial::{Output, Reach};
+use hypervisor::io::host_events;
+use hypervisor::io::outside::{Output, Reach};
 use hypervisor::vm::vcpu::VcpuRun;
 use hypervisor::vm::{Departure, Vm};
 use rv::Addr;
@@ -62,7 +62,7 @@ impl Pair {
         let outside = &mut Reach::new(&self.g, vm, &mut self.hart, Output::Print);
         let answer = vm.devices.store(target, (offset, 4), value, outside);
         assert_eq!(answer, Answer::Done(()));
-        serial::deliver(&self.g, &mut self.hart);
+        host_events::deliver(&self.g, &mut self.hart);
     }
 
     fn write(&mut self, at: usize, gpa: u64, bytes: &[u8]) {

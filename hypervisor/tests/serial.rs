@@ -4,7 +4,7 @@
 use crate::fake::{self, Event, LISTENS, ROOM, TYPED, World, world};
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::device::uart::START as UART;
-use hypervisor::io::serial;
+use hypervisor::io::{host_events, serial};
 use hypervisor::vm::outcome::Outcome;
 use hypervisor::vm::vcpu::request;
 use sbi_spec::{dbcn, legacy};
@@ -60,16 +60,16 @@ fn a_guest_that_prints_too_much_waits_until_there_is_room() {
     assert_eq!(w.exit(10, 0, 0, 0), Outcome::Later);
     assert_eq!(w.run.context.pc, pc, "the call as well");
     let is_awake = |w: &World| w.run.shared.posted.load(Ordering::SeqCst) & request::AGAIN != 0;
-    serial::go_on(&w.g, 1, &mut w.hart);
+    host_events::go_on(&w.g, 1, &mut w.hart);
     assert!(!is_awake(&w) && w.hart.events.contains(&Event::AttendSoon), "there is no room yet");
     ROOM.set(16);
     for _ in 0..10 {
-        serial::go_on(&w.g, 1, &mut w.hart);
+        host_events::go_on(&w.g, 1, &mut w.hart);
     }
     assert!(is_awake(&w));
     assert_eq!(by_uart(&mut w), Outcome::Resume);
     for _ in 0..1000 {
-        serial::go_on(&w.g, 1, &mut w.hart);
+        host_events::go_on(&w.g, 1, &mut w.hart);
     }
     assert_eq!(fake::printed().matches('.').count(), stored + 1);
 }
@@ -90,12 +90,12 @@ fn a_call_that_waits_for_room_is_made_again_when_there_is_some() {
     }
     let is_awake = |w: &World| w.run.shared.posted.load(Ordering::SeqCst) & request::AGAIN != 0;
     for _ in 0..10 {
-        serial::go_on(&w.g, 1, &mut w.hart);
+        host_events::go_on(&w.g, 1, &mut w.hart);
     }
     assert!(!is_awake(&w), "there is no room yet");
     ROOM.set(16);
     for _ in 0..10 {
-        serial::go_on(&w.g, 1, &mut w.hart);
+        host_events::go_on(&w.g, 1, &mut w.hart);
     }
     assert!(is_awake(&w));
     assert_eq!(call(&mut w), Outcome::Resume);

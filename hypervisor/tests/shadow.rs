@@ -229,7 +229,7 @@ fn a_vcpu_remembers_its_way_to_the_uart() {
         assert_eq!(w.run.context.pc, GUEST_ENTRY + 20);
         let c = &w.run.shared.counters;
         assert_eq!((c.exits_page_fault.get(), c.mmio_uart.get(), c.faults_mmio.get()), (5, 5, 5));
-        hypervisor::io::serial::go_on(&w.g, 1, &mut w.hart);
+        hypervisor::io::host_events::go_on(&w.g, 1, &mut w.hart);
         assert!(printed().ends_with("AAAA\r\n"));
     }
 }

@@ -6,7 +6,7 @@ use crate::fake::{self, World, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, ShareConfig, VmConfig};
 use abi::record::EndReason;
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::attend_share;
+use hypervisor::io::host_events::attend_share;
 use hypervisor::vm::Departure;
 
 /// Its number, and where its registers are.

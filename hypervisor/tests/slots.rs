@@ -6,7 +6,7 @@ use abi::record::{EndReason, Record};
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::io::serial;
+use hypervisor::io::{host_events, outside};
 use hypervisor::life::lifecycle::{create, pause, put_aside, resume};
 use hypervisor::vm::vcpu::VcpuRun;
 use hypervisor::vm::{Departure, Phase, Vm};
@@ -129,7 +129,7 @@ fn a_vm_that_is_gone_is_not_taken_for_the_next_in_its_slot() {
     assert!(g.sched.remove_vm(gone.handle.number).is_empty());
     assert!(fake::read(&g, &gone, Addr::new(GUEST_RAM_BASE), &mut [0], &mut hart).is_err());
     // As harts do that were to look after the slot's devices.
-    serial::go_on(&g, u64::MAX, &mut hart);
+    host_events::go_on(&g, u64::MAX, &mut hart);
     assert_eq!(*second.vm.phase.lock(), Phase::Running);
     assert_eq!(g.sched.started_count(), 2);
     assert!(pause(&g, &second.vm.clone(), &mut hart));
@@ -199,11 +199,11 @@ fn what_a_vm_printed_last_is_shown_when_it_is_gone() {
     let run = launch(&g, vm_config("a", 1), &mut hart);
     printed();
     ROOM.set(0);
-    assert_eq!(serial::print(&g, 0, b"the last words", &mut hart), 14);
+    assert_eq!(outside::print(&g, 0, b"the last words", &mut hart), 14);
     let gone = end(&g, run, &mut hart);
     let run = launch(&g, vm_config("b", 1), &mut hart);
     assert_eq!(gone.strong_count(), 0);
-    assert_eq!(serial::print(&g, 0, b"the first words\n", &mut hart), 16);
+    assert_eq!(outside::print(&g, 0, b"the first words\n", &mut hart), 16);
     assert_eq!(printed(), "");
     ROOM.set(16);
     g.console.flush();

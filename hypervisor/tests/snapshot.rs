@@ -11,7 +11,7 @@ use abi::snapshot::{NEVER, RootCacheState, State};
 use hypervisor::control;
 use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::gnomon::Gnomon;
-use hypervisor::io::serial;
+use hypervisor::io::host_events;
 use hypervisor::life::lifecycle;
 use hypervisor::life::lifecycle::put_aside;
 use hypervisor::machine::isa::Isa;
@@ -277,13 +277,13 @@ fn devices_of_a_vm_that_is_given_out_stand_still() {
     let vm = g.vms.numbered(0).expect("it is there");
     vm.devices.uart.lock().write(0, b'!');
     printed();
-    serial::go_on(&g, 1, &mut hart);
+    host_events::go_on(&g, 1, &mut hart);
     assert_eq!((vm.devices.uart.lock().sending(), printed().as_str()), (&b"!"[..], ""));
     assert_eq!(take(&g, &mut hart, &saving), taken, "the same as before");
     hart.events.clear();
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::End(saving.id))), Answer::Done);
     assert!(hart.events.contains(&fake::Event::AttendSoon), "they are looked after then");
-    serial::go_on(&g, 1, &mut hart);
+    host_events::go_on(&g, 1, &mut hart);
     assert_eq!(vm.devices.uart.lock().sending(), b"");
 }
 

@@ -8,7 +8,7 @@ use hypervisor::device::offer::{GuestTimer, Kind, Offer};
 use hypervisor::device::plic::START as PLIC;
 use hypervisor::device::{Answer, Device, KINDS, Outside, Place, Unsaved, Wild, virtio};
 use hypervisor::gnomon::Gnomon;
-use hypervisor::io::serial::go_on;
+use hypervisor::io::host_events::go_on;
 use hypervisor::vm::{Vm, mapper};
 use mmu::Mapper;
 use mmu::gstage::Ready;

@@ -4,7 +4,7 @@ use crate::backend::console::Step;
 use crate::device::virtio::{Balloon, Mmio};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::io::serial::{Output, Reach};
+use crate::io::outside::{Output, Reach};
 use crate::vm::Vm;
 use alloc::format;
 use rv::PAGE_BYTES;

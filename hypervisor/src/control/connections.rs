@@ -4,7 +4,7 @@ use crate::device::Board;
 use crate::device::virtio::{Console, Mmio};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::io::serial::{Output, Reach};
+use crate::io::outside::{Output, Reach};
 use crate::vm::Vm;
 use abi::control::Answer;
 use abi::control::port::{MOST_SENT, Wish};

@@ -9,7 +9,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::serial;
 use crate::life::lifecycle;
-use crate::life::saving;
+use crate::life::snapshot::take;
 use crate::vm::vms::Wish;
 use crate::vm::{Departure, Phase, Vm};
 use abi::control::frame::{Bad, decode, encode};
@@ -116,7 +116,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
-        Request::Save(number, wish) => with_vm(g, number, |vm| saving::ask(g, vm, wish, env)),
+        Request::Save(number, wish) => with_vm(g, number, |vm| take::ask(g, vm, wish, env)),
         Request::Output { vm, from } => match g.console.read(vm, from, MOST_OUTPUT) {
             Some(output) => Answer::Output(output),
             // Says why.

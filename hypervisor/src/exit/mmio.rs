@@ -6,8 +6,8 @@ use crate::device::Target;
 use crate::device::{Answer, uart};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::io::serial;
-use crate::io::serial::{Output, Reach};
+use crate::io::host_events;
+use crate::io::outside::{Output, Reach};
 use crate::vm::outcome::{Brief, Known, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use core::sync::atomic::Ordering;
@@ -173,13 +173,13 @@ fn perform<E: Env>(
             shared.counters.faults_mmio.bump();
             context.skip(insn.length.into());
             if may_send(target) {
-                serial::deliver(g, env);
+                host_events::deliver(g, env);
             }
             Outcome::Resume
         }
         Answer::Again => {
             shared.counters.faults_mmio.bump();
-            serial::deliver(g, env);
+            host_events::deliver(g, env);
             Outcome::Resume
         }
         Answer::Later => Outcome::Later,

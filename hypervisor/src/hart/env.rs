@@ -76,7 +76,7 @@ pub trait Env {
     /// Notes that this hart caused the TLB generation of the VM in slot `vm` to become `generation` and has fenced for
     /// it: unless an earlier one is still owed, nothing is owed for this one.
     fn fenced_for(&mut self, vm: usize, generation: u64);
-    /// Makes this hart call [`crate::io::serial::go_on`] soon, whatever its guest does; if a guest's slot is named, it
+    /// Makes this hart call [`crate::io::host_events::go_on`] soon, whatever its guest does; if a guest's slot is named, it
     /// then serves that guest's devices.
     fn attend_soon(&mut self, guest: Option<usize>);
     /// Like [`Env::attend_soon`], but at `time` of the host or a little later, for the devices of that guest.

@@ -2,7 +2,7 @@
 
 use crate::device::{GuestMemory, Unreached};
 use crate::hart::env::Env;
-use crate::io::serial::Reach;
+use crate::io::outside::Reach;
 use crate::memory::edits;
 use crate::memory::reach::by_page;
 use crate::vm::Unreachable;

@@ -2,5 +2,7 @@
 //! host's devices.
 
 mod dma;
+pub mod host_events;
 pub mod lines;
+pub mod outside;
 pub mod serial;

@@ -4,6 +4,5 @@ mod build;
 mod gigapages;
 pub mod idle;
 pub mod lifecycle;
-pub(crate) mod saving;
 pub mod snapshot;
 pub(crate) mod undone;

@@ -1,4 +1,5 @@
-//! The search for small pages to promote, and the promotion itself, by portions.
+//! The search for small pages to promote, and the portions of a promotion. The promotion itself is
+//! [`mmu::Edits::promote`].
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

@@ -1,4 +1,4 @@
-//! The snapshots that are taken of a VM ([`crate::life::saving`]).
+//! The snapshots that are taken of a VM ([`crate::life::snapshot::take`]).
 
 use alloc::vec::Vec;
 

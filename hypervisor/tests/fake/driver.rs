@@ -4,7 +4,7 @@ use super::{World, read as read_guest, world_of, write as write_guest};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use hypervisor::device::Answer;
 use hypervisor::device::offer::GuestTimer;
-use hypervisor::io::serial::{Output, Reach};
+use hypervisor::io::outside::{Output, Reach};
 use rv::Addr;
 
 const TABLE: u64 = GUEST_RAM_BASE;

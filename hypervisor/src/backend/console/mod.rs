@@ -1,5 +1,6 @@
 //! The one serial port of the host, shared by the guests' consoles, Gnomon's own messages and records.
-//! The key sequences are described in `docs/console.md`.
+//! The key sequences are described in `docs/console.md`: the screen turns them into commands ([`Command`]), and the binary's
+//! hart that handles the port's interrupt carries those out.
 //!
 //! ```text
 //!  guest 0 ──► ring 0 ─┐                                       each ring has a lock of its own;

@@ -32,7 +32,7 @@ use hypervisor::gnomon::Gnomon;
 use hypervisor::hart::budget::Budget;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::harts::HartShared;
-use hypervisor::io::serial;
+use hypervisor::io::host_events;
 use hypervisor::life::lifecycle;
 use hypervisor::measure::probe::Doing;
 use hypervisor::memory::shootdown;
@@ -456,7 +456,7 @@ impl Hart {
         (self.due.serial, self.due.serial_is_soon) = (u64::MAX, false);
         let guests = core::mem::take(&mut self.due.serial_guests);
         let own_guest = own.map_or(u64::MAX, |vm| 1 << vm.slot());
-        serial::go_on(self.g, guests & own_guest, self);
+        host_events::go_on(self.g, guests & own_guest, self);
         // Requests come from the host, not from a VM.
         control::go_on(self.g, self);
         // A guest that waits for pages of its own has them brought in at its own cost; and pages that go at random go from all.
@@ -471,7 +471,7 @@ impl Hart {
         }
         let begun = self.now();
         if guests & !own_guest != 0 {
-            serial::go_on(self.g, guests & !own_guest, self);
+            host_events::go_on(self.g, guests & !own_guest, self);
         }
         if self.due.chores <= now {
             self.due.chores = u64::MAX;

@@ -251,7 +251,7 @@ impl Block {
 
     /// Begins the next step of a request: reads its header, or begins a part.
     fn ask(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside, budget: &mut Budget) -> Result<(), Stop> {
-        let Some(request) = self.work(at).request else { return Ok(self.open(at, port, outside)?) };
+        let Some(request) = self.work(at).request else { return Ok(self.read_header(at, port, outside)?) };
         let Request { operation, sector, bytes } = request;
         if operation == Operation::Write && self.filling.is_none() && self.work(at).is_well() {
             match self.begin_lent(at, (sector, bytes), port, outside, budget)? {
@@ -384,7 +384,7 @@ impl Block {
     }
 
     /// Reads and checks the header of a request. A request that is answered at once is over then.
-    fn open(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
+    fn read_header(&mut self, at: usize, port: &Port, outside: &mut dyn Outside) -> Result<(), Trouble> {
         let name = self.name;
         let work = self.work(at);
         let header = work.chain.hear::<HEADER>(0, outside)?;

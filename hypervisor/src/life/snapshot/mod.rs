@@ -1,4 +1,4 @@
-//! VMs that go on from a snapshot ([`abi::snapshot`]). [`crate::life::saving`] takes them.
+//! Snapshots ([`abi::snapshot`]): [`take`] takes them, `put` restores a VM from one.
 //!
 //! RAM comes into the machine as images do, by segments of the bundle, so nothing of the VM's memory is different from
 //! that of one which has just been started. The state replaces what [`VcpuRun::reset`](crate::vm::vcpu::VcpuRun::reset)
@@ -6,6 +6,7 @@
 
 mod check;
 mod put;
+pub(crate) mod take;
 
 pub(crate) use check::disks;
 pub use check::{check, clock};

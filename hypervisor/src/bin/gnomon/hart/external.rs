@@ -10,7 +10,7 @@ use hypervisor::control;
 use hypervisor::control::ballooning;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::harts;
-use hypervisor::io::serial;
+use hypervisor::io::{host_events, serial};
 use hypervisor::life::lifecycle;
 use hypervisor::vm::{Departure, Vm};
 
@@ -101,10 +101,10 @@ impl Hart {
 
     fn attend(&mut self, at: usize) {
         match &self.host.devices[at].1 {
-            Interrupts::Disk(port) => serial::attend_disk(self.g, port, self),
-            Interrupts::Share(port) => serial::attend_share(self.g, port, self),
-            Interrupts::Network => serial::attend_network(self.g, self),
-            Interrupts::Entropy => serial::attend_entropy(self.g, self),
+            Interrupts::Disk(port) => host_events::attend_disk(self.g, port, self),
+            Interrupts::Share(port) => host_events::attend_share(self.g, port, self),
+            Interrupts::Network => host_events::attend_network(self.g, self),
+            Interrupts::Entropy => host_events::attend_entropy(self.g, self),
             Interrupts::Control => control::attend(self.g, self),
             Interrupts::Swap => _ = hypervisor::life::idle::page(self.g, self),
         }

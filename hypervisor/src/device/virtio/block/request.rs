@@ -1,4 +1,4 @@
-//! The requests to a disk, and the features that it offers.
+//! The requests to a disk, with their checks, and the features that it offers. [`super::Block`] reads their headers.
 
 use crate::backend::disks::{Clears, Operation, Port, SECTOR};
 use crate::device::virtio::queue::MOST;
