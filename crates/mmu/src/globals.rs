@@ -4,7 +4,7 @@
 //! the guest's G, no ASID keeps vCPUs apart, nor a guest's address spaces from its memory with paging off. A hart has those of one
 //! vCPU and one format at a time, and none while that vCPU's paging is off: before it changes, it forgets everything.
 
-/// Whose global translations a hart's TLB may hold.
+/// The owner and the mode of the global translations that a hart's TLB may hold.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Globals {
     /// A vCPU: its VM's number, which no other ever has, and its own.

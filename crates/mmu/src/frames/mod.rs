@@ -1,13 +1,13 @@
 //! Host RAM, by frames, each with an owner and a use.
 //!
-//! [`store`] finds naturally aligned runs of 2^order frames; [`tags`] say who owns each frame and what for, [`ledger`] how much each
-//! owner has and may have (ACCOUNTED). All are atomic words: every hart has a [`Frames`] of its own, all of one machine, and none
-//! waits for another.
+//! [`store`] finds naturally aligned runs of 2^order frames; [`tags`] hold the owner and the use of each frame,
+//! [`ledger`] the number of frames of each owner and its limit (ACCOUNTED). All are atomic words: every hart has a
+//! [`Frames`] of its own, all of one machine, and none waits for another.
 //!
-//! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by
-//! [`Frames::free`]; between them it may be split in halves, and an engine may keep it in the form of
-//! a page-table entry that it wrote itself. Frees are checked against the per-frame owners: freeing
-//! what is free, or somebody else's, is a bug of ours and panics.
+//! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by [`Frames::free`]; between
+//! them it may be split in halves, and an engine may keep it in the form of a page-table entry that it wrote itself.
+//! Frees are checked against the per-frame owners: freeing a run that is free, or not all of one owner and use, is a
+//! bug of ours and panics.
 
 mod block;
 mod giga;

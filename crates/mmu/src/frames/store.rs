@@ -1,18 +1,21 @@
-//! Where free frames are: a bit for each, in words that all harts change at once.
+//! The free frames: a bit for each, in words that all harts change concurrently.
 //!
-//! There is no lock, because whoever holds one may be a hart that its host has suspended. A frame is taken by clearing its bit and
-//! given by setting it, each in one atomic step, so neighbours that are free are a run again without anybody joining them.
+//! There is no lock, because its holder may be a hart that its host has suspended. A frame is taken by clearing its bit
+//! and given by setting it, each in one atomic step, so adjacent free frames are a run again without being joined.
 //!
-//! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left there.
+//! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left
+//!   there.
 //! - It chooses one that is in use already, if there is one nearby, so that others stay whole for runs of 2 MiB.
-//! - A block is untouched until something of it is taken: the start of a machine costs a few words for each, and its tags nothing.
-//! - [`Places`] have a bit for each block that is worth to look at, so that a search in a terabyte is short.
-//! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they count as
-//!   taken.
-//! - Runs of 2 MiB of zeroes are kept apart ([`Zeroed`]); who finds nothing gives them back first.
-//! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
-//!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
-//!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
+//! - A block is untouched until something of it is taken: the start of a machine costs a few words for each, and its
+//!   tags nothing.
+//! - [`Places`] have a bit for each block that is worth a look, so that a search in a terabyte is short.
+//! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they
+//!   count as taken.
+//! - Runs of 2 MiB of zeroes are kept apart ([`Zeroed`]); a search that finds nothing gives them back first.
+//! - A hart that finds nothing looks again if any frame was given meanwhile, because it may have been given where the
+//!   search had already been. If none was, all that it saw taken was taken at one moment, the end of its search. It
+//!   looks again, too, while another hart hides free frames, which happens for a few instructions when a hart opens a
+//!   block or removes a place.
 
 use super::block::{Block, Turn, WORD_ORDER, WORDS};
 use super::giga::{GIGA_ORDER, Giga};
@@ -29,19 +32,19 @@ use rv::{Hpa, Pfn};
 
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
 pub(super) const ORDERS: usize = 24;
-/// So many blocks are looked at for one that is in use, but has room, before a whole one is begun.
+/// The number of blocks that are searched for one that is in use, but has room, before a whole one is begun.
 const NEARBY: usize = 64;
-/// What room means, in frames: less is not worth to change blocks for.
+/// The number of free frames that count as room: fewer are not worth a change of blocks.
 const ROOM: u64 = 64;
 
-/// Where a hart looks first.
+/// The starting points of a hart's searches.
 #[derive(Default)]
 struct Cursor {
-    /// Which word it takes small runs from, counted through all blocks.
+    /// The word that it takes small runs from, counted through all blocks.
     word: AtomicUsize,
-    /// Which block it looks at first for a whole one.
+    /// The block where the search for a whole one starts.
     whole: AtomicUsize,
-    /// How often it has given frames.
+    /// The number of times that it has given frames.
     given: AtomicU64,
 }
 
@@ -104,7 +107,7 @@ impl Store {
         self.cursors = (0..harts).map(cursor).collect();
     }
 
-    /// How many harts take frames.
+    /// Returns the number of harts that take frames.
     pub fn harts(&self) -> u64 {
         self.cursors.len() as u64
     }
@@ -149,7 +152,8 @@ impl Store {
         true
     }
 
-    /// Adds frames that somebody has, each 2 MiB of them with tags in the heap; says whether none of them was known.
+    /// Adds frames that are in use already, with tags in the heap for each 2 MiB of them. Returns whether none of them
+    /// was known.
     pub fn add_taken(&mut self, frames: Range<u64>, tag: Tag) -> bool {
         for (first, count) in by_block(frames) {
             let number = first >> BLOCK_ORDER;
@@ -482,7 +486,7 @@ impl Store {
     }
 }
 
-/// Where a run is in its first block.
+/// Returns the part of its first block that a run is in.
 #[inline(always)]
 pub(super) fn within(first: u64, pages: u64) -> Range<usize> {
     let place = (first % BLOCK) as usize;
