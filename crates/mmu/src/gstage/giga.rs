@@ -66,7 +66,7 @@ impl<In: Space> AddressSpace<In> {
         self.break_giga_into(page, split, mem)
     }
 
-    /// The same with a table that is the VM's already.
+    /// Like [`AddressSpace::break_giga`], with a table that is the VM's already.
     pub(super) fn break_giga_into(&mut self, page: Pfn<In>, split: Run, mem: &mut impl PhysMem) -> Stale<In> {
         let slot = self.slot(page.base(), mem);
         let found = slot.and_then(|slot| match slot.entry {

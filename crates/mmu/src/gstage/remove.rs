@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Access, Caps, Entry, Fence, FenceScope, Hpa, Level, Pfn, PhysMem, Pte, Space};
 
-/// What a removal takes and leaves.
+/// The supplies and the results of a removal.
 struct Removed<In: Space> {
     /// For leaves that are cut.
     tables: Vec<Run>,
