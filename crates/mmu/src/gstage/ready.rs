@@ -168,7 +168,7 @@ pub enum Ready {
 pub(super) const COPIED_AT_ONCE: u64 = 64;
 
 impl Ready {
-    /// Begins to make 2 MiB of zeroes ready in these frames, which are 2 MiB.
+    /// Begins to make zeroes ready in `run`, which is to be 2 MiB.
     pub const fn zeroes_in(run: Ahead) -> Self {
         // No image takes part, so no epoch matters.
         Ready::Mega { run, content: Content::ZERO, filled: 0, epoch: 0 }
@@ -272,7 +272,7 @@ impl<E> Unresolved<E> {
 
 /// Runs `attempt`. If it wants 2 MiB made ready, a portion of them is, after the attempt has released its locks. After
 /// the last portion it is attempted anew. Before that, and if the attempt itself has done a part, the result is `None`:
-/// the work so far is left in `ready`, and the caller calls again with it after it has polled for interrupts. What is
+/// the work so far is left in `ready`, and the caller calls again with it after it has serviced interrupts. What is
 /// not used stays in `ready`, and is given back by [`Ready::discard`].
 ///
 /// # Errors

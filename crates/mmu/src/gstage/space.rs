@@ -25,7 +25,7 @@ pub(super) const fn order(level: Level) -> u8 {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapSlot(pub u64);
 
-/// Counters of the edits of an address space. All only grow.
+/// Counters of an address space. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Anonymous 4 KiB pages given.
@@ -156,7 +156,7 @@ impl Publish {
         self.taken.drain(..).for_each(|Taken { from, to }| mem.copy_frames(from, to, 1));
     }
 
-    /// Returns the level of the copy: 4 KiB or more.
+    /// Returns the level of the leaf.
     #[must_use]
     pub const fn level(&self) -> Level {
         self.level
@@ -197,14 +197,14 @@ pub enum ResolveError<In: Space = Gpa> {
     OutOfFrames(AllocError),
     /// The page is on the swap device, and has to be brought in first ([`AddressSpace::bring_in`]).
     Out {
-        /// Which page.
+        /// The page.
         page: Pfn<In>,
         /// Its slot on the swap device.
         slot: SwapSlot,
     },
     /// The page is an image's, and not in memory: it has to be brought in first ([`crate::frames::Originals::restore`]).
     OriginalOut {
-        /// Which page.
+        /// The page.
         page: Pfn<In>,
         /// The original's home.
         home: Pfn<Hpa>,
