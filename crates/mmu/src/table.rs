@@ -1,5 +1,5 @@
-//! Entries of the tables that hardware walks, under both engines: the states that an entry can be in, who may move it
-//! from one to another, and the one way to write it, which says what the write owes (SPENT).
+//! Entries of the tables that hardware walks, under both engines: the states of an entry, the writers that may move it
+//! from one to another, and the one way to write it, which returns the debt of the write (SPENT).
 //!
 //! | from | to | engine, under its lock | lane | hardware |
 //! |---|---|---|---|---|
@@ -10,8 +10,8 @@
 //! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
 //!
 //! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
-//! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]): so what is
-//! done by it ends in an *access* fault or a *guest-page* fault, which comes to Gnomon.
+//! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]):
+//! so an access by it ends in an *access* fault or a *guest-page* fault, which comes to Gnomon.
 
 use bitflags::bitflags;
 use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};

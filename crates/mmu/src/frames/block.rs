@@ -148,8 +148,8 @@ impl Block {
         self.tags.free_or_late(place)
     }
 
-    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether
-    /// bits that had been cleared for a run that was not free are set again.
+    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. The error is true if
+    /// bits that had been cleared for a run that was not free have been set again.
     pub fn clear(&self, order: u8) -> Result<u64, bool> {
         match order.checked_sub(WORD_ORDER) {
             None => (0..WORDS).find_map(|at| self.clear_in_word(at, order)).ok_or(false),
@@ -206,8 +206,9 @@ impl Block {
     }
 }
 
-/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile: only if another hart
-/// has taken one of them since they were looked at. So of those who search because of each other, one gets somewhere.
+/// Clears words if all of their bits are set. Otherwise clears none, and returns whether some were clear for a moment:
+/// only if another hart has taken one of the words since the check. So of searches that fail because of each other, one
+/// succeeds.
 fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
     if words.iter().any(|word| word.load(Relaxed) != u64::MAX) {
         return Err(false);

@@ -57,7 +57,7 @@ impl Ledger {
     pub fn charge(&self, owner: Owner, for_: Use, pages: u64) -> Result<(), AllocError> {
         let account = self.account(owner);
         let limit = account.limit.load(Relaxed);
-        // Not added first and taken back: meanwhile somebody else would be refused for it.
+        // Not added first and reverted: meanwhile another allocation would be refused for it.
         let within = |total: u64| total.checked_add(pages).filter(|total| *total <= limit);
         if account.total.fetch_update(Relaxed, Relaxed, within).is_err() {
             return Err(AllocError::OverLimit { owner, limit });

@@ -61,7 +61,7 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
-    /// One of nothing yet, of `most` pieces at most.
+    /// An empty loan, of `most` pieces at most.
     pub(super) const fn of(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
         Self { shared, hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
     }

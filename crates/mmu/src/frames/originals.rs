@@ -69,7 +69,7 @@ pub struct Originals {
     /// The home of number 0.
     first: u64,
     words: Vec<AtomicU64>,
-    /// Those that may go.
+    /// The number of originals that may go.
     count: u64,
     /// The number of times that an original has gone.
     gone: AtomicU64,

@@ -112,7 +112,7 @@ impl Store {
         self.cursors.len() as u64
     }
 
-    /// Adds free frames; says whether none of them was known. `tags` are those of the next block.
+    /// Adds free frames. Returns whether none of them was known. `tags` are those of the next block.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64, mut tags: impl FnMut() -> TagsOfBlock) -> bool {
         let (first, end) = (first.raw(), first.raw() + pages);
         let numbers = numbers(first, pages);
@@ -219,7 +219,7 @@ impl Store {
             if self.give_back_zeroed(hart) {
                 continue;
             }
-            // In this order: who hides no more has said that it has given.
+            // In this order: a hart that no longer hides frames has already counted those that it gave.
             if self.hiding.load(SeqCst) == 0 && self.given() == before {
                 return None;
             }
@@ -229,7 +229,7 @@ impl Store {
 
     /// Gives a run of zeroes back, if there is one.
     pub fn give_back_zeroed(&self, hart: usize) -> bool {
-        // Whoever hides frames makes others that seek look again: not for nothing.
+        // A hart that hides frames makes other searches repeat: not for nothing.
         self.zeroed.count() != 0
             && self.while_hiding(hart, || {
                 let first = self.zeroed.take_any();
@@ -237,9 +237,9 @@ impl Store {
             })
     }
 
-    /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; has `clear` clear some of it, which says
-    /// how many frames hold zeroes then; and keeps it. Says whether there was something to be done: not for more than `most` runs, and
-    /// no new one while a hart looks for frames and finds none.
+    /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; calls `clear` to clear
+    /// some of it, which returns the number of frames that hold zeroes then; and keeps the run. Returns whether there
+    /// was something to do: not for more than `most` runs, and no new one while a hart looks for frames and finds none.
     pub fn clear_some(&self, hart: usize, most: u64, clear: impl FnOnce(u64, u64) -> u64) -> bool {
         let mut has_done = false;
         self.while_hiding(hart, || {
@@ -289,7 +289,7 @@ impl Store {
         self.cursors[hart].given.fetch_add(1, Release);
     }
 
-    /// A block has free frames again, or nothing else.
+    /// Lists a block that has free frames again, or only free frames.
     #[inline(never)]
     fn turned(&self, block: &Block, turn: Turn) {
         let at = self.place_of(block.number);
@@ -303,7 +303,7 @@ impl Store {
         }
     }
 
-    /// A block has something else than free frames, or nothing else any more: takes back what its places say.
+    /// Takes back the places of a block that has no longer only free frames, or none at all.
     #[inline(never)]
     fn unplace(&self, hart: usize, at: usize) {
         let block = &self.blocks[at];
@@ -316,8 +316,8 @@ impl Store {
         }
     }
 
-    /// Does something that hides free frames from others for a moment; `act` and this say whether it turned out that there are
-    /// such.
+    /// Runs `act`, which hides free frames from other harts for a moment. `act` and this return whether some turned out
+    /// to be free.
     fn while_hiding(&self, hart: usize, act: impl FnOnce() -> bool) -> bool {
         self.hiding.fetch_add(1, SeqCst);
         let has_given = act();
@@ -364,7 +364,7 @@ impl Store {
         found.unwrap_or_else(|_| panic!("the 2 MiB from frame {:#x} on are not RAM of ours", number << BLOCK_ORDER))
     }
 
-    /// Writes down whose a run is that has been taken. `block` is its first.
+    /// Sets the tag of a run that has been taken. `block` is its first.
     #[inline(always)]
     pub fn set_tag(&self, block: &Block, first: u64, pages: u64, tag: Tag) {
         if pages <= BLOCK {

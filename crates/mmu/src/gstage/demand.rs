@@ -88,7 +88,7 @@ impl<In: Space> AddressSpace<In> {
                         let home = first.add(gpa.pfn().raw() - region.start.raw());
                         // Before frames are taken: where they are short, it has to come first.
                         let Some(image) = frames.originals().find(home) else {
-                            // That 2 MiB could not be copied without it says nothing about later.
+                            // 2 MiB could not be copied without this original: later attempts may succeed.
                             if *ready == Ready::Denied {
                                 *ready = Ready::Nothing;
                             }

@@ -174,7 +174,7 @@ impl<'a, In: Space> GiveBack<'a, In> {
     }
 }
 
-/// The indices of the entries in a table of 4 KiB leaves that say something.
+/// The indices of the entries in a table of 4 KiB leaves that are not 0.
 fn leaves(table: Pfn<Hpa>, mem: &impl PhysMem) -> impl Iterator<Item = u64> {
     (0..ENTRIES as u64).filter(move |index| mem.read_u64(table.at(8 * index)) != 0)
 }

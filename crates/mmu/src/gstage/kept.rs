@@ -168,7 +168,7 @@ impl<In: Space> AddressSpace<In> {
         if !leaf.flags.contains(OWNED) {
             return stale;
         }
-        // First its A is cleared. If it is still clear the next time, nobody has used it.
+        // First its A is cleared. If it is still clear the next time, the page has not been used.
         let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
         let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };
         edit::fill(slot.at, next, mem);

@@ -171,8 +171,8 @@ impl<In: Space> AddressSpace<In> {
         stale
     }
 
-    /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
-    /// to be copied in between: until then the guest may write to its pages.
+    /// Takes the table away, for a leaf of `run` to be published in its place. Returns the translations to fence before
+    /// that, and the pages to copy in between: until then the guest may write to them.
     pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<In>, Vec<Taken>) {
         let Small { at, table, own } = small;
         let mut stale = Self::unlink(at, table, mem);

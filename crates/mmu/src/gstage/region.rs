@@ -121,7 +121,7 @@ impl<In: Space> Regions<In> {
         Some(region).filter(|region| page.raw() < region.end())
     }
 
-    /// Those from the one on that holds `page`.
+    /// Returns the regions from the one on that holds `page`.
     pub fn from(&self, page: Pfn<In>) -> impl Iterator<Item = &Region<In>> {
         self.get(page).into_iter().flat_map(|first| self.by_start.range(first.start.raw()..).map(|(_, region)| region))
     }
