@@ -1,12 +1,13 @@
-//! Which translation a root gets where a guest may have either: by its own tables behind a G-stage (nested), or by shadow tables
-//! (steered).
+//! Chooses the translation of each root where a guest may have either: by its own tables behind a G-stage (nested), or
+//! by shadow tables (steered).
 //!
-//! What a steered root costs can be counted: the traps by which its tables are kept in step. What a nested one costs, longer walks,
-//! cannot, since no hart need tell. So a root is steered where that costs next to nothing, and nested else: whoever is wrong about a
-//! root then loses no more than the limit. It begins nested, for most roots do not live long, and to make tables costs most. It is
-//! tried after a while; where the trial fails, the next comes after twice as long.
+//! The cost of a steered root can be counted: the traps that keep its tables synchronised. The cost of a nested root,
+//! longer walks, cannot, since hardware need not report it. So a root is steered only if that costs next to nothing,
+//! and nested otherwise: a wrong choice then costs no more than the limit. A root begins nested, because most roots do
+//! not live long, and making tables costs most. It is tried after a while; each failed trial doubles the delay before
+//! the next one.
 
-/// How a root is translated.
+/// The translation of a root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Choice {
     /// By the guest's tables, behind the G-stage.
@@ -15,7 +16,7 @@ pub enum Choice {
     Steered,
 }
 
-/// What a look found of the time since the one before.
+/// The measurements of a look, over the time since the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
     /// Thousandths of the time that traps took, if the root was steered.
@@ -24,11 +25,12 @@ pub struct Found {
     pub limit: u64,
     /// The time now, in ticks of any clock.
     pub now: u64,
-    /// How long a trial is put off at first, in the same.
+    /// The initial delay of a trial, in ticks of the same clock.
     pub interval: u64,
 }
 
-/// Whether traps took so many times the limit that one look is reason enough; both in thousandths of the time.
+/// Returns whether the share of traps exceeds the limit by so much that one look is reason enough; both in thousandths
+/// of the time.
 #[must_use]
 pub const fn is_far_too_much(share: u64, limit: u64) -> bool {
     share > limit.saturating_mul(4)
@@ -42,22 +44,23 @@ const MOST_TIMES: u8 = 6;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Known {
     key: u64,
-    /// When it was first found.
+    /// The time of the first look at it.
     since: u64,
     choice: Choice,
     /// Not to be tried before.
     until: u64,
     /// Trials that have failed, one after another.
     failed: u8,
-    /// Whether the look before found too many traps, or somebody has seen them coming.
+    /// Set if the look before found too many traps, or [`Chooser::suspect`] has announced them.
     is_suspect: bool,
 }
 
-/// What a vCPU's roots have been found to cost. Knows them by what the guest writes to `satp`.
+/// The costs of a vCPU's roots, as far as they have been found. Identifies a root by the value that the guest writes to
+/// `satp`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chooser {
     known: [Option<Known>; ROOTS],
-    /// Whom the next new one replaces, if all are taken.
+    /// The entry that the next new root replaces, if all are taken.
     hand: usize,
     /// No root is tried before, and how many trials have failed: for a guest of many roots.
     until: u64,
@@ -81,19 +84,19 @@ impl Chooser {
         self.known.iter().flatten().find(|known| known.key == key)
     }
 
-    /// What has been chosen for a root.
+    /// Returns the choice for a root.
     #[must_use]
     pub fn choice(&self, key: u64) -> Choice {
         self.get(key).map_or(Choice::TwoStage, |known| known.choice)
     }
 
-    /// Whether any root is steered.
+    /// Returns whether any root is steered.
     #[must_use]
     pub fn steers_any(&self) -> bool {
         self.known.iter().flatten().any(|known| known.choice == Choice::Steered)
     }
 
-    /// For how long a root has been there, as far as is known.
+    /// Returns the time since the first look at a root; 0 if the root is unknown.
     #[must_use]
     pub fn age(&self, key: u64, now: u64) -> u64 {
         self.get(key).map_or(0, |known| now.saturating_sub(known.since))
@@ -113,7 +116,7 @@ impl Chooser {
         known
     }
 
-    /// A look found the vCPU at this root, nested or steered. Says what is chosen for it from now on.
+    /// Records that a look found the vCPU at this root, nested or steered. Returns the choice for the root from now on.
     pub fn looked(&mut self, key: u64, was: Choice, found: Found) -> Choice {
         let Found { share, limit, now, interval } = found;
         let (all_until, all_failed) = (self.until, self.failed);
@@ -144,20 +147,22 @@ impl Chooser {
         self.choice(key)
     }
 
-    /// A steered root begins to cost much, as it seems: if the next look finds that, too, it is enough.
+    /// Records that a steered root seems to begin to cost much: if the next look finds too many traps, that look is
+    /// enough.
     pub fn suspect(&mut self, key: u64) {
         if let Some(known) = self.known.iter_mut().flatten().find(|known| known.key == key) {
             known.is_suspect = true;
         }
     }
 
-    /// It could not be steered now: there was no memory for it, or not at once. It is tried again at a later look.
+    /// Records that a root could not be steered now: there was no memory for it, or not at once. It is tried again at a
+    /// later look.
     pub fn postpone(&mut self, key: u64, now: u64, until: u64) {
         let known = self.find(key, now, until);
         (known.choice, known.until) = (Choice::TwoStage, until);
     }
 
-    /// For tests: that is chosen for the root.
+    /// Sets the choice for a root, for tests.
     pub fn force(&mut self, key: u64, choice: Choice) {
         self.find(key, 0, 0).choice = choice;
     }

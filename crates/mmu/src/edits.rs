@@ -23,7 +23,7 @@ pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
 }
 
 impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
-    /// Asks all mappers to let go of pages. Says whether nothing is left.
+    /// Asks all mappers to let go of pages. Returns whether nothing is left.
     fn let_go(&mut self, pages: Range<u64>, loss: Loss) -> bool {
         let Self { shadow, host } = self;
         shadow.as_mut().is_none_or(|shadow| shadow.let_go(pages.clone(), loss, host))

@@ -4,7 +4,7 @@
 //! the guest's G, no ASID keeps vCPUs apart, nor a guest's address spaces from its memory with paging off. A hart has those of one
 //! vCPU and one format at a time, and none while that vCPU's paging is off: before it changes, it forgets everything.
 
-/// Whose global translations a hart's TLB may hold.
+/// The owner and the mode of the global translations that a hart's TLB may hold.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Globals {
     /// A vCPU: its VM's number, which no other ever has, and its own.
@@ -20,8 +20,8 @@ impl Globals {
         Self { owner: (0, 0), mode: 0 }
     }
 
-    /// A vCPU comes. It `stays` if it has been on no other hart since it was here last. Says whether the hart must forget everything
-    /// before its guest is entered.
+    /// Records that a vCPU enters the hart. It `stays` if it has been on no other hart since it was here last. Returns
+    /// whether the hart must forget everything before its guest is entered.
     #[must_use = "the hart must forget everything"]
     pub const fn come(&mut self, owner: (u64, u32), stays: bool) -> bool {
         let may_stay = stays && owner.0 == self.owner.0 && owner.1 == self.owner.1;
@@ -32,8 +32,8 @@ impl Globals {
         self.forget()
     }
 
-    /// The vCPU that came last is to be translated by tables of that mode, whose leaves may be global; `None` if none is. Says whether
-    /// the hart must forget everything before that.
+    /// Sets the mode of the tables by which the vCPU that came last is translated, whose leaves may be global; `None`
+    /// if there are none. Returns whether the hart must forget everything before that.
     #[inline(always)]
     #[must_use = "the hart must forget everything"]
     pub const fn go_by(&mut self, mode: Option<u8>) -> bool {
@@ -49,7 +49,7 @@ impl Globals {
         had
     }
 
-    /// There are none from now on. Says whether there may have been.
+    /// Records that there are none from now on. Returns whether there may have been.
     const fn forget(&mut self) -> bool {
         let had = self.mode != 0;
         self.mode = 0;

@@ -22,7 +22,8 @@ pub struct Ids {
     generation: u64,
 }
 
-/// What an owner remembers of an allocator. Starts without an id. Those of one allocator are ordered by when they were handed out.
+/// An owner's record of the id that it has from an allocator. Starts without an id. Slots of one allocator are ordered
+/// by the time when their ids were handed out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub struct IdSlot(
     /// Below, the id in 16 bits; above, its generation. 0, which no allocator reaches: never acquired.
@@ -49,15 +50,15 @@ impl IdSlot {
     }
 }
 
-/// What an acquisition means for the TLBs.
+/// The result of an acquisition: the fences that it requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a roll-over owes a fence"]
 pub enum Acquired {
     /// The slot's id is still its own.
     Same,
-    /// An id that nobody has used since the last roll-over. No fence is owed for what the roll-over
-    /// fences. (For VMIDs that is the G-stage only: `hfence.gvma` need not remove VS-stage
-    /// translations, so those of the VMID are fenced by `hfence.vvma x0, x0` once `hgatp` holds it.)
+    /// An id that no owner has used since the last roll-over. No fence is owed for translations that the roll-over
+    /// fences. (For VMIDs that is the G-stage only: `hfence.gvma` need not remove VS-stage translations, so those of
+    /// the VMID are fenced by `hfence.vvma x0, x0` once `hgatp` holds it.)
     New,
     /// An id of a new generation: every hart that this allocator serves must fence all ids
     /// (`hfence.gvma x0, x0` for VMIDs; `sfence.vma x0, x0`, or `hfence.vvma x0, x0` under the VMID
@@ -67,10 +68,9 @@ pub enum Acquired {
 }
 
 impl Ids {
-    /// The allocator of the ids from `first` up to what `bits` bits hold; where that is none, of the
-    /// greatest id alone, so that each change of owner rolls over. That id may be below `first`: who
-    /// keeps the lower ids for another use fences when it changes between the uses. The TLBs must hold
-    /// no translations of these ids.
+    /// The allocator of the ids from `first` up to what `bits` bits hold; if there are none, of the greatest id alone,
+    /// so that each change of owner rolls over. That id may be below `first`: a caller that keeps the lower ids for
+    /// another use fences when it changes between the uses. The TLBs must hold no translations of these ids.
     ///
     /// # Panics
     /// If there are more than 16 bits: the hardware has no such field.
@@ -96,7 +96,7 @@ impl Ids {
         if rolled_over { Acquired::RolledOver } else { Acquired::New }
     }
 
-    /// The id that was handed out last, as its owner remembers it. Before the first, one that nobody has.
+    /// Returns the id that was handed out last, as its owner's slot. Before the first, one that no owner has.
     const fn latest(&self) -> IdSlot {
         IdSlot((self.generation << 16 | self.first as u64) + self.used as u64 - 1)
     }
@@ -114,13 +114,14 @@ impl Ids {
 pub struct Group {
     /// Of the member that came last.
     last: IdSlot,
-    /// When the table was last fenced for one id: that one. The others up to `given_up` must not be used any more.
+    /// The id of the last fence of the table that was for one id only. The others up to `given_up` must not be used any
+    /// more.
     kept: IdSlot,
     given_up: IdSlot,
 }
 
 impl Group {
-    /// Nobody has come yet.
+    /// A group of which no member has come yet.
     #[must_use]
     pub const fn new() -> Self {
         Self { last: IdSlot::new(), kept: IdSlot::new(), given_up: IdSlot::new() }

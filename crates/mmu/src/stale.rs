@@ -34,7 +34,7 @@ impl<S: Space> Stale<S> {
         self.scope = Some(self.scope.map_or(scope, |known| known.join(scope)));
     }
 
-    /// What an edit of an entry that translates `scope` owes is stale, too.
+    /// Marks as stale what the `debt` of an edit covers, if the edited entry translates `scope`.
     pub(crate) fn owe(&mut self, debt: Debt, scope: FenceScope<S>) {
         let owed = debt.paid();
         if owed.contains(Owed::POINTERS) {
@@ -55,7 +55,7 @@ impl<S: Space> Stale<S> {
         self.retired.push(run);
     }
 
-    /// Both, to be fenced together.
+    /// Joins both, to be fenced together.
     pub fn join(mut self, other: Self) -> Self {
         self.scope = match (self.scope, other.scope) {
             (Some(a), Some(b)) => Some(a.join(b)),
@@ -65,13 +65,13 @@ impl<S: Space> Stale<S> {
         self
     }
 
-    /// Whether no fence is owed.
+    /// Returns whether no fence is owed.
     #[must_use]
     pub const fn is_none(&self) -> bool {
         self.scope.is_none()
     }
 
-    /// What a fence must cover, if one is owed.
+    /// Returns the scope that a fence must cover, if one is owed.
     #[must_use]
     pub const fn scope(&self) -> Option<FenceScope<S>> {
         self.scope

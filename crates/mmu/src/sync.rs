@@ -1,4 +1,5 @@
-//! Atomics, and how to wait for another hart. With the feature `model` they are those of a model checker (shuttle), which decides at each of them who goes on.
+//! Atomics, and the wait for another hart. With the feature `model` they are those of a model checker (shuttle), which
+//! decides at each of them which thread continues.
 
 #[cfg(not(feature = "model"))]
 pub use core::hint::spin_loop;

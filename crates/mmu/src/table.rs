@@ -1,5 +1,5 @@
-//! Entries of the tables that hardware walks, under both engines: the states that an entry can be in, who may move it
-//! from one to another, and the one way to write it, which says what the write owes (SPENT).
+//! Entries of the tables that hardware walks, under both engines: the states of an entry, the writers that may move it
+//! from one to another, and the one way to write it, which returns the debt of the write (SPENT).
 //!
 //! | from | to | engine, under its lock | lane | hardware |
 //! |---|---|---|---|---|
@@ -10,24 +10,24 @@
 //! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
 //!
 //! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
-//! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]): so what is
-//! done by it ends in an *access* fault or a *guest-page* fault, which comes to Gnomon.
+//! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]):
+//! so an access by it ends in an *access* fault or a *guest-page* fault, which comes to Gnomon.
 
 use bitflags::bitflags;
 use rv::{Addr, Hpa, Level, PhysMem, Pte, PteFlags};
 
-/// What an entry is to hardware, and to the lane.
+/// The state of an entry for hardware, and for the lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It maps nothing, and says nothing.
+    /// Invalid and 0: maps nothing, and keeps nothing.
     Empty,
-    /// It maps nothing, because a fence has passed over it. Its value, a token, is one that was never there before
-    /// ([`lane::context::token`]): so no value that was read from the entry earlier equals it. Or it is valid, and leads to
+    /// Invalid, because a fence has passed over it. Its value, a token, was never there before
+    /// ([`lane::context::token`]): so no value that was read from the entry earlier equals it. Or valid, and leading to
     /// a frame that no hart lets a guest reach.
     Poison,
-    /// It maps memory.
+    /// Maps memory.
     Leaf,
-    /// It leads to the next table.
+    /// Leads to the next table.
     Pointer,
 }
 
@@ -45,7 +45,7 @@ pub enum Writer {
 }
 
 impl State {
-    /// What `entry` is.
+    /// Returns the state of `entry`.
     #[must_use]
     pub const fn of(entry: Pte) -> Self {
         if !entry.flags().contains(PteFlags::V) {
@@ -57,7 +57,7 @@ impl State {
         if entry.is_pointer() { State::Pointer } else { State::Leaf }
     }
 
-    /// Whether `writer` may make an entry of a table of `level` this.
+    /// Returns whether `writer` may bring an entry of a table of `level` into this state.
     #[must_use]
     pub fn may_be_made_by(self, writer: Writer, level: Level) -> bool {
         match writer {
@@ -70,7 +70,7 @@ impl State {
 }
 
 bitflags! {
-    /// What TLBs may still do that the tables no longer say.
+    /// The uses of an entry's old value that TLBs may still make although the tables no longer allow them.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Owed: u8 {
         /// Translate by a leaf.
@@ -82,8 +82,8 @@ bitflags! {
     }
 }
 
-/// What edits of tables owe the TLBs. It is spent by a fence ([`Debt::paid`]), or given up for a stated reason
-/// ([`Debt::waive`]); tests check that none is lost.
+/// The fences that edits of tables owe the TLBs. A debt is spent by a fence ([`Debt::paid`]), or given up for a stated
+/// reason ([`Debt::waive`]); tests check that none is lost.
 #[must_use = "an edit is not in force until what it owes is fenced, or waived for a reason"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Debt(Owed);
@@ -94,7 +94,7 @@ impl Debt {
         Debt(Owed::empty())
     }
 
-    /// What an entry owes that was `old` and is `new`. `old` may have been in TLBs, `new` may be at once.
+    /// Returns the debt of an entry that was `old` and is `new`. `old` may have been in TLBs, `new` may be at once.
     #[inline]
     pub fn of(old: Pte, new: Pte) -> Self {
         let (was, is) = (old.flags(), new.flags());
@@ -115,23 +115,24 @@ impl Debt {
         self.0 |= other.paid();
     }
 
-    /// Whether some of `what` is owed.
+    /// Returns whether some of `what` is owed.
     #[must_use]
     pub const fn owes(&self, what: Owed) -> bool {
         self.0.intersects(what)
     }
 
-    /// A fence has paid it: says what it was.
+    /// Marks the debt as paid by a fence, and returns it.
     pub fn paid(mut self) -> Owed {
         core::mem::replace(&mut self.0, Owed::empty())
     }
 
-    /// It is the guest's own affair: real hardware's TLBs may hold as much, until the guest's own fence. Says what it was.
+    /// Waives the debt, which is the guest's own affair: real hardware's TLBs may hold as much, until the guest's own
+    /// fence. Returns it.
     pub fn waive(self) -> Owed {
         self.paid()
     }
 
-    /// All of it, leaving nothing.
+    /// Takes all of it, leaving nothing.
     pub fn take(&mut self) -> Debt {
         core::mem::replace(self, Debt::none())
     }
@@ -150,7 +151,7 @@ impl Drop for Debt {
 const DENIED: u64 = 1 << 43;
 const DENIED_BITS: u64 = DENIED << 10;
 
-/// Whether the entry is valid poison.
+/// Returns whether the entry is valid poison.
 #[must_use]
 pub const fn is_poison(entry: Pte) -> bool {
     const KIND: u64 = PteFlags::V.bits() | DENIED_BITS;

@@ -7,7 +7,7 @@ use rv::{Access, Addr, Caps, Exception, Format, Gpa, Gva, Hpa, Pfn, Pte, Request
 /// `htinst` of a guest-page fault on reading a VS-stage entry, for 64-bit entries (the spec's
 /// "pseudoinstruction"; norm:H_trap_xtinst_guestpage).
 pub const TINST_PTE_READ: u64 = 0x3000;
-/// The same for writing one, to set A or D (norm:H_trap_xtinst_guestpage_rw).
+/// Like [`TINST_PTE_READ`], for a fault on writing an entry, to set A or D (norm:H_trap_xtinst_guestpage_rw).
 pub const TINST_PTE_WRITE: u64 = 0x3020;
 
 /// One stage that is not Bare.
@@ -19,7 +19,7 @@ pub struct Stage<Out: Space> {
     pub root: Pfn<Out>,
     /// The extensions that give its entries more meaning.
     pub caps: Caps,
-    /// Who sets its A and D flags.
+    /// The policy for setting its A and D flags.
     pub ad: AdPolicy,
 }
 
@@ -32,7 +32,7 @@ pub struct Stages {
     pub g: Option<Stage<Hpa>>,
 }
 
-/// Where a guest's access arrives.
+/// The addresses of a guest's access after translation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
     /// After the VS-stage.
@@ -41,12 +41,12 @@ pub struct Arrival {
     pub hpa: Addr<Hpa>,
 }
 
-/// Why the G-stage cannot serve an access to guest physical memory.
+/// The reason why the G-stage cannot serve an access to guest physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuestMemory {
     /// A guest-page fault.
     Fault {
-        /// Where.
+        /// The address that faulted.
         gpa: Addr<Gpa>,
         /// Its `htinst`.
         tinst: u64,
@@ -123,10 +123,10 @@ impl<M: UpdatePte<Hpa>> UpdatePte<Gpa> for GuestTables<'_, M> {
     }
 }
 
-/// Where the G-stage leads, for a request as it sees it ([`Request::at_g_stage`]).
+/// Translates `gpa` by the G-stage, for a request as the G-stage sees it ([`Request::at_g_stage`]).
 ///
 /// # Errors
-/// Why it refuses.
+/// The reason for its refusal.
 pub fn through_g<M: UpdatePte<Hpa>>(
     g: &Option<Stage<Hpa>>,
     gpa: Addr<Gpa>,

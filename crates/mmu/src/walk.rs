@@ -8,7 +8,7 @@ use rv::{Access, Addr, Caps, Entry, Format, Hpa, Leaf, Level, Mode, Pfn, PhysMem
 
 /// Reads the entries of tables that lie in space `S`.
 pub trait ReadPte<S: Space> {
-    /// Why an entry cannot be read.
+    /// The reason why an entry cannot be read.
     type Error;
     /// Reads the entry at `at`, 8-aligned, once and atomically.
     ///
@@ -42,16 +42,16 @@ impl<M: core::ops::DerefMut<Target: PhysMem>> UpdatePte<Hpa> for Ram<M> {
     }
 }
 
-/// Where a walk ended, and why it was refused.
+/// The level at which a walk was refused, and the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault<E> {
     /// The level of the entry that decided.
     pub level: Level,
-    /// What was wrong with it.
+    /// The reason for the refusal.
     pub reason: Reason<E>,
 }
 
-/// Why a walk was refused. All but `Memory` are page faults (guest-page faults in a G-stage).
+/// The reason why a walk was refused. All but `Memory` are page faults (guest-page faults in a G-stage).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason<E> {
     /// The address is not one the format translates (norm:H_vm_gpatrans; not canonical).
@@ -73,11 +73,11 @@ pub enum Reason<E> {
 /// A completed walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Walk<Out: Space> {
-    /// What the last entry says.
+    /// The leaf that the last entry holds.
     pub leaf: Leaf<Out>,
-    /// The level it stands at.
+    /// The level of that entry.
     pub level: Level,
-    /// Where it stands.
+    /// The address of that entry.
     pub pte_at: Addr<Out>,
     /// The entry as it was read.
     pub pte: Pte,
@@ -93,7 +93,7 @@ impl<Out: Space> Walk<Out> {
     }
 }
 
-/// Who sets A and D.
+/// The agent that sets A and D.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AdPolicy {
     /// Software: an access that needs them set and finds them clear is a page fault.
@@ -159,7 +159,8 @@ pub fn walk<In: Space, Out: Space, M: ReadPte<Out>>(
     Ok(Walk { leaf, level, pte_at: at, pte, out })
 }
 
-/// What the entry that ends a walk comes to: a leaf that lets `req` through (A and D aside), or why not.
+/// Checks the entry that ends a walk. Returns the leaf if it allows `req` (A and D aside), otherwise the reason for the
+/// refusal.
 #[inline(always)]
 pub(crate) fn judge<Out: Space, E>(entry: Entry<Out>, req: &Request) -> Result<Leaf<Out>, Reason<E>> {
     match entry {
@@ -215,7 +216,7 @@ pub fn translate<In: Space, Out: Space, M: UpdatePte<Out>>(
     }
 }
 
-/// Whether a leaf with `flags` lets `req` through (A and D aside).
+/// Returns whether a leaf with `flags` allows `req` (A and D aside).
 #[inline(always)]
 fn allows(flags: PteFlags, req: &Request) -> bool {
     let has = |flag| flags.contains(flag);

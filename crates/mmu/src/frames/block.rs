@@ -1,4 +1,4 @@
-//! 2 MiB of RAM: which of its frames are free, and whose they are.
+//! A block: 2 MiB of RAM, with the free bits and the tags of its frames.
 
 use super::tags::{BLOCK, BLOCK_ORDER, Tag, TagsOfBlock};
 use crate::sync::atomic::AtomicU64;
@@ -17,40 +17,40 @@ const UNTOUCHED: u64 = 1 << 32;
 /// Some hart is about to make them say so.
 const OPENING: u64 = UNTOUCHED + 1;
 
-/// A block, or the part of it that there is. What is known of its frames is made when the first one of them is taken.
+/// A block, or the part of it that there is. The bits and tags of its frames are made when the first of them is taken.
 pub(super) struct Block {
     /// The number of its first frame divided by that of its frames.
     pub number: u64,
     /// By frame: whether it is free.
     words: [AtomicU64; WORDS],
-    /// Free frames, at least: it grows before bits are set, and shrinks after they are cleared. With [`LISTED`], which whoever gives
-    /// frames sees to before they set bits.
+    /// An upper bound of the free frames: it grows before bits are set, and shrinks after they are cleared. With
+    /// [`LISTED`], which a hart that gives frames makes sure of before it sets bits.
     free: AtomicU64,
     tags: TagsOfBlock,
 }
 
-/// What giving frames has made of a block.
+/// The updates that giving frames to a block requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// It is to be put into the list of those that may have free frames.
+    /// Set if the block must be put into the list of those that may have free frames.
     pub unlisted: bool,
-    /// All of it is free.
+    /// Set if all of the block is free.
     pub whole: bool,
 }
 
 impl Block {
-    /// One of which all frames are there, and free.
+    /// A block of which all frames are present and free.
     pub fn untouched(number: u64, tags: TagsOfBlock) -> Self {
         Self { number, words: Default::default(), free: AtomicU64::new(UNTOUCHED), tags }
     }
 
-    /// One of which no frame is there.
+    /// A block of which no frame is present.
     pub fn absent(number: u64, tags: TagsOfBlock) -> Self {
         tags.set(0..BLOCK as usize, Tag::ABSENT);
         Self { number, words: Default::default(), free: AtomicU64::new(0), tags }
     }
 
-    /// Says that frames are there which were not; says whether that is so.
+    /// Marks absent frames as present. Returns whether all of them were absent.
     pub fn appear(&self, part: Range<usize>) -> bool {
         if self.is_untouched() || self.tags.of(part.clone()) != Some(Tag::ABSENT) {
             return false;
@@ -74,41 +74,43 @@ impl Block {
         is_mine
     }
 
-    /// Free frames, at least. Many of those that are untouched.
+    /// Returns an upper bound of the free frames; for an untouched block, more than it has.
     #[inline(always)]
     pub fn free(&self) -> u64 {
         self.free.load(Acquire) & !LISTED
     }
 
-    /// The same, in one order with all that is done to [`super::places::Places`].
+    /// Like [`Block::free`], but in one total order with all operations on [`super::places::Places`].
     pub fn free_now(&self) -> u64 {
         self.free.load(SeqCst) & !LISTED
     }
 
-    /// Counts frames as free that will be. Says what is to be done before they are.
+    /// Counts frames as free before their bits are set. Returns the updates to make before that.
     #[inline(always)]
     pub fn count_free(&self, pages: u64) -> Turn {
         let before = self.free.fetch_add(pages, SeqCst);
         Turn { unlisted: before & LISTED == 0, whole: before & !LISTED == BLOCK - pages }
     }
 
-    /// The block has been put into the list.
+    /// Marks the block as put into the list.
     pub fn list(&self) {
         self.free.fetch_or(LISTED, SeqCst);
     }
 
-    /// Whether the block may be taken out of the list, for nothing of it is free. If so, the next to give frames puts it back.
+    /// Marks the block as taken out of the list if no frame of it is free, and returns whether it did. If so, the next
+    /// hart to give frames puts it back.
     pub fn unlist(&self) -> bool {
         self.free.compare_exchange(LISTED, 0, SeqCst, SeqCst).is_ok()
     }
 
-    /// Counts frames as taken whose bits are clear; says whether all of the block were free before. They were listed.
+    /// Counts frames as taken after their bits are cleared. Returns whether all of the block was free before. The block
+    /// is listed.
     #[inline(always)]
     pub fn count_taken(&self, pages: u64) -> bool {
         self.free.fetch_sub(pages, Relaxed) == LISTED | BLOCK
     }
 
-    /// What is written of a part.
+    /// Returns the tag of a part, or `None` if its frames have different tags.
     #[inline(always)]
     pub fn tag_of(&self, part: Range<usize>) -> Option<Tag> {
         self.tags.of(part)
@@ -119,34 +121,35 @@ impl Block {
         self.tags.set(part, tag);
     }
 
-    /// Counts a loan of each frame of a part, as [`TagsOfBlock::lend`] does. Nothing of an untouched block is anybody's.
+    /// Counts a loan of each frame of a part, as [`TagsOfBlock::lend`] does. No frame of an untouched block has an
+    /// owner.
     pub fn lend(&self, part: Range<usize>) -> Result<(), usize> {
         self.tags.lend(part)
     }
 
-    /// A loan of a frame ends. Says whether the frame is to be given, which was freed before.
+    /// Ends a loan of a frame. Returns whether the frame was freed before, and is to be given now.
     pub fn end_loan(&self, place: usize) -> bool {
         self.tags.end_loan(place)
     }
 
-    /// Whether all of that part is written down as that, lent or not.
+    /// Returns whether all frames of a part have `tag`, on loan or not.
     pub fn are(&self, part: Range<usize>, tag: Tag) -> bool {
         self.tags.are(part, tag)
     }
 
-    /// Writes down that a frame is freed, if it is not lent; says whether it is not.
+    /// Tags a frame as free unless it is on loan, and returns whether it did.
     #[inline(always)]
     pub fn free_unless_lent(&self, place: usize) -> bool {
         self.tags.free_unless_lent(place)
     }
 
-    /// Writes down that a frame is freed. Says whether it is to be given, and not late.
+    /// Tags a frame as free, or as late if it is on loan. Returns whether it is free, and to be given.
     pub fn free_or_late(&self, place: usize) -> bool {
         self.tags.free_or_late(place)
     }
 
-    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. Its other result says whether
-    /// bits that had been cleared for a run that was not free are set again.
+    /// Clears the bits of a run of 2^order frames, at most all; returns the first one's place. The error is true if
+    /// bits that had been cleared for a run that was not free have been set again.
     pub fn clear(&self, order: u8) -> Result<u64, bool> {
         match order.checked_sub(WORD_ORDER) {
             None => (0..WORDS).find_map(|at| self.clear_in_word(at, order)).ok_or(false),
@@ -163,7 +166,7 @@ impl Block {
         }
     }
 
-    /// The same in one word, for a run that is smaller.
+    /// Like [`Block::clear`], in one word, for a smaller run.
     #[inline(always)]
     pub fn clear_in_word(&self, at: usize, order: u8) -> Option<u64> {
         let word = &self.words[at];
@@ -203,8 +206,9 @@ impl Block {
     }
 }
 
-/// Clears words of which all bits are set; else none, and says whether some were cleared meanwhile: only if another hart
-/// has taken one of them since they were looked at. So of those who search because of each other, one gets somewhere.
+/// Clears words if all of their bits are set. Otherwise clears none, and returns whether some were clear for a moment:
+/// only if another hart has taken one of the words since the check. So of searches that fail because of each other, one
+/// succeeds.
 fn clear_words(words: &[AtomicU64]) -> Result<(), bool> {
     if words.iter().any(|word| word.load(Relaxed) != u64::MAX) {
         return Err(false);

@@ -5,13 +5,13 @@ use rv::{Hpa, Pfn};
 /// The order of a run of 1 GiB.
 pub(super) const GIGA_ORDER: u8 = 18;
 
-/// What a search for 1 GiB has come to.
+/// The result of a search for 1 GiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Giga {
-    /// It begins there. Others may take a part of it at any time.
+    /// The first frame of a free GiB. Other harts may take a part of it at any time.
     Found(Pfn<Hpa>),
-    /// None is between that frame and where it was looked for: there is more to look at.
+    /// None between that frame and the start of the search; the rest is still to be searched.
     Below(Pfn<Hpa>),
-    /// There is none.
+    /// No free GiB at all.
     None,
 }

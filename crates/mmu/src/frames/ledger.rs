@@ -1,4 +1,5 @@
-//! How many frames each owner has, what for, and how many it may have. Any hart may change that at any time: sums are atomic.
+//! The accounts: the number of frames of each owner by use, and its limit. All harts may change them at any time: sums
+//! are atomic.
 
 use super::owner::{AllocError, MOST_OWNERS, Owner, Usage, Use};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -56,7 +57,7 @@ impl Ledger {
     pub fn charge(&self, owner: Owner, for_: Use, pages: u64) -> Result<(), AllocError> {
         let account = self.account(owner);
         let limit = account.limit.load(Relaxed);
-        // Not added first and taken back: meanwhile somebody else would be refused for it.
+        // Not added first and reverted: meanwhile another allocation would be refused for it.
         let within = |total: u64| total.checked_add(pages).filter(|total| *total <= limit);
         if account.total.fetch_update(Relaxed, Relaxed, within).is_err() {
             return Err(AllocError::OverLimit { owner, limit });
@@ -65,14 +66,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// The same, whatever the limit.
+    /// Like [`Ledger::charge`], without regard to the limit.
     pub fn charge_beyond(&self, owner: Owner, for_: Use, pages: u64) {
         let account = self.account(owner);
         account.total.fetch_add(pages, Relaxed);
         account.usage[for_ as usize].fetch_add(pages, Relaxed);
     }
 
-    /// The opposite.
+    /// Reverts a charge.
     pub fn discharge(&self, owner: Owner, for_: Use, pages: u64) {
         let account = self.account(owner);
         account.usage[for_ as usize].fetch_sub(pages, Relaxed);

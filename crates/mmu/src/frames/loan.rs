@@ -1,17 +1,19 @@
-//! Frames that are lent to a device of the host's, which reads them while their owner may lose them.
+//! Frames on loan to a device of the host, which reads them while their owner may lose them.
 //!
-//! What the device reads stays what it was if nobody else has the frame meanwhile: it may be unmapped, and even freed, but not be handed
-//! out anew. So the tag of each frame counts its loans, and one that is freed while there are some is *late*:
+//! The device reads valid data as long as the frame gets no other owner: the frame may be unmapped, and even freed, but
+//! not be allocated again. So the tag of each frame counts its loans, and a frame that is freed while it is on loan is
+//! *late*:
 //!
 //! ```text
 //!                  lend                          free
-//!   somebody's ───────────► somebody's, n loans ──────► late, n loans
+//!     owned    ───────────► owned, with n loans ──────► late, n loans
 //!        ▲     ◄───────────         ▲                       │
 //!        │         end              │ end               end │ of the last one
 //!        └── alloc ── free ◄────────┼───────────────────────┘
 //! ```
 //!
-//! Each arrow is one atomic step, for one frame. A late frame is nobody's, and charged to the host: those are no more than are lent.
+//! Each arrow is one atomic step, for one frame. A late frame has no owner, and is charged to the host; there are no
+//! more late frames than frames on loan.
 
 use super::owner::{Owner, Use};
 use super::shared::Shared;
@@ -27,9 +29,9 @@ use rv::{Addr, Hpa, PAGE_SHIFT};
 /// Host RAM that lies together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where it is.
+    /// The address of its first byte.
     pub start: Addr<Hpa>,
-    /// How much it is, in bytes: 1 or more.
+    /// Its size in bytes: 1 or more.
     pub bytes: usize,
 }
 
@@ -59,16 +61,16 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
-    /// One of nothing yet, of `most` pieces at most.
+    /// An empty loan, of `most` pieces at most.
     pub(super) const fn of(shared: Arc<Shared>, hart: usize, most: usize) -> Self {
         Self { shared, hart, pieces: Vec::new(), bytes: 0, most, added: 0 }
     }
 
-    /// Lends so many bytes more, one at least, from `start` on. Returns false, and lends nothing, if there are as many pieces as there
-    /// may be, or a frame is lent as often as can be counted.
+    /// Lends `bytes` bytes more, one at least, from `start` on. Returns false, and lends nothing, if the loan has as
+    /// many pieces as it may have, or a frame has as many loans as can be counted.
     ///
-    /// Whoever has the frames does not free them before this has returned. What is not RAM that is handed out by the frame is never
-    /// freed, and may be lent, too.
+    /// The owner of the frames does not free them before this has returned. RAM that is not allocated by the frame is
+    /// never freed, and may be lent, too.
     #[must_use]
     #[inline]
     pub fn add(&mut self, start: Addr<Hpa>, bytes: usize) -> bool {
@@ -92,25 +94,26 @@ impl Loan {
         true
     }
 
-    /// How often something was added: pieces before those that follow each other were one.
+    /// Returns the number of additions: of pieces before adjacent ones were merged.
     #[must_use]
     pub const fn added(&self) -> usize {
         self.added
     }
 
-    /// What is lent, in the order in which it was added. What follows the piece before it is one with that.
+    /// Returns the pieces on loan, in the order in which they were added. A piece that directly follows the one before
+    /// it is merged with it.
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// How much that is.
+    /// Returns the number of bytes on loan.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Lends no more than so many bytes of it.
+    /// Shortens the loan to `bytes` bytes at most.
     pub fn cut(&mut self, bytes: usize) {
         while self.bytes > bytes
             && let Some(last) = self.pieces.last_mut()
@@ -134,7 +137,7 @@ impl Drop for Loan {
 }
 
 impl Shared {
-    /// Counts a loan of each of those frames, or of none. Says whether it could.
+    /// Counts a loan of each of those frames, or of none. Returns whether it could.
     fn lend(&self, frames: Range<u64>) -> bool {
         by_block(frames.clone()).all(|(first, pages)| {
             let Some(block) = self.store.block_of(first) else { return true };
@@ -143,7 +146,7 @@ impl Shared {
         })
     }
 
-    /// A loan of each of those frames ends.
+    /// Ends a loan of each of those frames.
     fn end_loans(&self, hart: usize, frames: Range<u64>) {
         for (first, pages) in by_block(frames) {
             let Some(block) = self.store.block_of(first) else { continue };
@@ -162,15 +165,16 @@ impl Shared {
         self.ledger.charge_beyond(Owner::Host, Use::Other, 1);
     }
 
-    /// It is not, or has been given.
+    /// Reverts [`Shared::is_to_be_late`]: the frame is not late, or has been given.
     fn is_late_no_more(&self) {
         self.ledger.discharge(Owner::Host, Use::Other, 1);
         self.late.fetch_sub(1, SeqCst);
     }
 
-    /// Frees frames, of which some are lent: those come free when they are not any more. They are nobody's account's.
+    /// Frees frames of which some are on loan; those become free when their last loan ends. The caller has discharged
+    /// all of them from their owner's account.
     pub(super) fn free_lent(&self, hart: usize, first: u64, pages: u64) {
-        /// As many have their bits in one word.
+        /// Frames that have their bits in one word.
         const CHUNK: u64 = 64;
         let chunk = pages.min(CHUNK);
         for first in (first..first + pages).step_by(chunk as usize) {

@@ -1,13 +1,13 @@
 //! Host RAM, by frames, each with an owner and a use.
 //!
-//! [`store`] finds naturally aligned runs of 2^order frames; [`tags`] say who owns each frame and what for, [`ledger`] how much each
-//! owner has and may have (ACCOUNTED). All are atomic words: every hart has a [`Frames`] of its own, all of one machine, and none
-//! waits for another.
+//! [`store`] finds naturally aligned runs of 2^order frames; [`tags`] hold the owner and the use of each frame,
+//! [`ledger`] the number of frames of each owner and its limit (ACCOUNTED). All are atomic words: every hart has a
+//! [`Frames`] of its own, all of one machine, and none waits for another.
 //!
-//! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by
-//! [`Frames::free`]; between them it may be split in halves, and an engine may keep it in the form of
-//! a page-table entry that it wrote itself. Frees are checked against the per-frame owners: freeing
-//! what is free, or somebody else's, is a bug of ours and panics.
+//! A [`Run`] is the right to a run of frames. It is made by [`Frames::alloc`] and ended by [`Frames::free`]; between
+//! them it may be split in halves, and an engine may keep it in the form of a page-table entry that it wrote itself.
+//! Frees are checked against the per-frame owners: freeing a run that is free, or not all of one owner and use, is a
+//! bug of ours and panics.
 
 mod block;
 mod giga;
@@ -77,9 +77,9 @@ impl Frames {
         self.add_tagged(first, pages, TagsOfBlock::in_heap);
     }
 
-    /// The same with memory apart for the frames' tags: the next ones of `tags` for each 2 MiB that such a frame lies in, if none
-    /// did before ([`Frames::tags_for`]). Costs 100 bytes of heap for each. What is in the tags makes no difference; nobody looks at
-    /// them before a frame of those 2 MiB is taken.
+    /// Like [`Frames::add`], with separate memory for the frames' tags: the next ones of `tags` for each 2 MiB that
+    /// such a frame lies in, if none did before ([`Frames::tags_for`]). Costs 100 bytes of heap for each 2 MiB. The
+    /// initial values of the tags make no difference; they are not read before a frame of those 2 MiB is taken.
     ///
     /// # Panics
     /// If some frames are known already, or other harts share the frames already; if there are too few tags.
@@ -112,7 +112,7 @@ impl Frames {
         &self.shared.originals
     }
 
-    /// How many [`Tags`] so many frames need, at most.
+    /// Returns how many [`Tags`] `pages` frames need, at most.
     #[must_use]
     pub fn tags_for(first: Pfn<Hpa>, pages: u64) -> u64 {
         let numbers = store::numbers(first.raw(), pages);
@@ -128,7 +128,7 @@ impl Frames {
         shared.ledger.add(pages);
     }
 
-    /// The same frames for so many harts.
+    /// Returns a handle of the same frames for each of `harts` harts.
     ///
     /// # Panics
     /// If harts share them already.
@@ -151,17 +151,17 @@ impl Frames {
         self.shared.kept.store(frames, Relaxed);
     }
 
-    /// The most frames that `owner` may have; `u64::MAX` if nobody set a limit.
+    /// Returns the most frames that `owner` may have; `u64::MAX` if no limit was set.
     #[must_use]
     pub fn limit(&self, owner: Owner) -> u64 {
         self.shared.ledger.limit(owner)
     }
 
-    /// Takes 2^order frames, aligned to their number, and charges them to `owner`. Their contents
-    /// are whatever they were: clear them before a guest sees them.
+    /// Takes 2^order frames, aligned to their number, and charges them to `owner`. Their contents are undefined: clear
+    /// them before a guest sees them.
     ///
     /// # Errors
-    /// Who is to blame; nothing has changed then.
+    /// The cause, the owner's limit or the host's memory; nothing has changed then.
     pub fn alloc(&self, owner: Owner, for_: Use, order: u8) -> Result<Run, AllocError> {
         let Shared { ledger, store, .. } = &*self.shared;
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS);
@@ -175,11 +175,11 @@ impl Frames {
         Ok(Run::new(Pfn::new(first), order))
     }
 
-    /// Takes frames that nobody is charged for yet, so that they can be made ready before it is known whether they are
-    /// needed. They count as free.
+    /// Takes frames that are not charged to an owner yet, so that they can be made ready before it is known whether
+    /// they are needed. They count as free.
     ///
-    /// Returns `None` if there is no such run; or so little memory that all harts together, each with such a run, could keep
-    /// what little another needs from it.
+    /// Returns `None` if there is no such run; or if memory is so short that all harts together, each with such a run,
+    /// could leave too little for another request.
     #[must_use]
     pub fn take_ahead(&self, order: u8) -> Option<Ahead> {
         let pages = 1u64.checked_shl(order.into()).filter(|_| usize::from(order) < ORDERS)?;
@@ -202,7 +202,7 @@ impl Frames {
         store.find_giga(end.raw())
     }
 
-    /// The same as [`Frames::take_ahead`] of 2 MiB, of those that begin there.
+    /// Like [`Frames::take_ahead`] for 2 MiB, but takes those that begin at `first`.
     #[must_use]
     pub fn take_ahead_at(&self, first: Pfn<Hpa>) -> Option<Ahead> {
         let taken = self.may_take_ahead(MEGA_ORDER, BLOCK) && self.shared.store.take_at(self.hart, first.raw());
@@ -218,7 +218,8 @@ impl Frames {
         ledger.free_count() >= (store.harts() + 1).saturating_mul(pages) + kept
     }
 
-    /// The same of 2 MiB that hold zeroes already ([`Frames::make_zeroed`]), if there are some.
+    /// Like [`Frames::take_ahead`] for 2 MiB, but takes a run that holds zeroes already ([`Frames::make_zeroed`]), if
+    /// there is one.
     #[must_use]
     pub fn take_zeroed(&self) -> Option<Ahead> {
         let Shared { store, ahead, zeroed, .. } = &*self.shared;
@@ -231,9 +232,10 @@ impl Frames {
         Some(Ahead { first: Pfn::new(first), order: MEGA_ORDER })
     }
 
-    /// Does a portion, some 40,000 instructions, of what keeps runs of 2 MiB of zeroes ready for [`Frames::take_zeroed`]: `most`, but no
-    /// more than [`MOST_ZEROED`], nor than a small part of what is free. They stay free: whoever finds no others has them. Returns
-    /// whether something was done; if not, there is nothing to do now.
+    /// Does a portion, some 40,000 instructions, of the work that keeps runs of 2 MiB of zeroes ready for
+    /// [`Frames::take_zeroed`]: `most`, but no more than [`MOST_ZEROED`], nor than a small part of the free frames.
+    /// They stay free: an allocation that finds no other frames uses them. Returns whether something was done; if not,
+    /// there is nothing to do now.
     pub fn make_zeroed(&self, most: u64, mem: &mut impl PhysMem) -> bool {
         let Shared { store, zeroed, .. } = &*self.shared;
         let most = self.zeroed_target(most);
@@ -248,7 +250,8 @@ impl Frames {
         })
     }
 
-    /// Whether so few runs of zeroes are left of `most` that some should be made soon.
+    /// Returns whether no more than half of the runs of zeroes are left that there should be, so that some should be
+    /// made soon.
     #[must_use]
     pub fn lacks_zeroed(&self, most: u64) -> bool {
         let most = self.zeroed_target(most);
@@ -268,7 +271,8 @@ impl Frames {
         }
     }
 
-    /// Of 2 MiB of zeroes, by name: those that there are, that were made, and that were taken by those who wanted such.
+    /// The counters of 2 MiB of zeroes, by name: the runs that there are, that were made, and that were taken as
+    /// zeroes.
     #[must_use]
     pub fn each_zeroed(&self) -> [(&'static str, u64); 3] {
         let Shared { store, zeroed, .. } = &*self.shared;
@@ -285,7 +289,7 @@ impl Frames {
         self.shared.store.zeroed.sabotage(how);
     }
 
-    /// Makes them `owner`'s.
+    /// Charges the frames to `owner`, and makes them its own.
     ///
     /// # Errors
     /// If that would exceed its limit. The frames are given back.
@@ -299,13 +303,13 @@ impl Frames {
         }
     }
 
-    /// Makes them `owner`'s even beyond its limit: for a table by which it will give other frames back.
+    /// Like [`Frames::claim`], even beyond the owner's limit: for a table by which it will give other frames back.
     pub fn claim_beyond(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
         self.shared.ledger.charge_beyond(owner, for_, ahead.pages());
         self.assign(ahead, owner, for_)
     }
 
-    /// They are charged for: writes down whose they are.
+    /// Writes the owner and the use of frames that have been charged already.
     fn assign(&self, ahead: Ahead, owner: Owner, for_: Use) -> Run {
         self.shared.ahead.fetch_sub(ahead.pages(), Relaxed);
         let (store, first) = (&self.shared.store, ahead.first.raw());
@@ -327,8 +331,8 @@ impl Frames {
         }
     }
 
-    /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come
-    /// here by way of [`crate::Stale`]. Those that are [lent](Loan) come free later.
+    /// Gives frames back. No table and no TLB may lead to them any more: runs that one did come here by way of
+    /// [`crate::Stale`]. Frames on [loan](Loan) become free later.
     ///
     /// # Panics
     /// If they are not all of one owner and one use: they were given back before, or never taken.
@@ -346,7 +350,7 @@ impl Frames {
         store.give(self.hart, blocks, first, pages);
     }
 
-    /// The same if tags differ: some of the frames may be lent.
+    /// Like [`Frames::free`], if tags differ: some of the frames may be on loan.
     #[cold]
     #[inline(never)]
     fn free_unlike(&self, run: &Run, blocks: &[Block], part: Range<usize>) {
@@ -363,25 +367,25 @@ impl Frames {
         Loan::of(Arc::clone(&self.shared), self.hart, most)
     }
 
-    /// Frames that come free as soon as those have read them to whom they are lent.
+    /// Returns the number of late frames: they become free as soon as their last loan ends.
     #[must_use]
     pub fn late_count(&self) -> u64 {
         self.shared.late.load(SeqCst)
     }
 
-    /// What `owner` has.
+    /// Returns the number of frames that `owner` has, by use.
     #[must_use]
     pub fn usage(&self, owner: Owner) -> Usage {
         self.shared.ledger.usage(owner)
     }
 
-    /// Frames that nobody has.
+    /// Returns the number of free frames.
     #[must_use]
     pub fn free_count(&self) -> u64 {
         self.shared.ledger.free_count()
     }
 
-    /// Those of them that whoever asks now can have: not those that are taken ahead.
+    /// Returns the number of free frames that an allocation can have now: those that are not taken ahead.
     #[must_use]
     pub fn at_hand(&self) -> u64 {
         self.free_count().saturating_sub(self.shared.ahead.load(Relaxed))
@@ -393,7 +397,7 @@ impl Frames {
         self.shared.ledger.total_count()
     }
 
-    /// Who has `frame` and what for, or `None` if it is free or not among ours.
+    /// Returns the owner and the use of `frame`, or `None` if it is free or not among ours.
     #[must_use]
     pub fn owner_of(&self, frame: Pfn<Hpa>) -> Option<(Owner, Use)> {
         let block = self.shared.store.block_of(frame.raw()).filter(|block| !block.is_untouched())?;

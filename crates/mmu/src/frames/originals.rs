@@ -1,5 +1,6 @@
-//! Originals: the pages of images, which VMs share and nobody writes. The boot loader leaves each in a frame of its own, its *home*,
-//! by which regions name it for ever. Where there is a swap device it may go there, and come back into any frame.
+//! Originals: the pages of images, which VMs share read-only. The boot loader leaves each in a frame of its own, its
+//! *home*, which is its permanent name in regions. If there is a swap device, an original may go there, and come back
+//! into any frame.
 //!
 //! ```text
 //!         lapse            settle          release
@@ -8,14 +9,14 @@
 //!    └──────────────┴────────────────┘ └──────────────┘ in another frame
 //! ```
 //!
-//! Whoever is about to map an original, or to read it, asks for its frame ([`Originals::find`]), which makes it used, and holds
-//! the lock of its VM's memory from then until that is done. Whoever lets originals go has them lapse ([`Originals::lapse`]), then
-//! takes each VM's lock in turn, and the mappings of its that there are; then what nobody has asked for meanwhile is idle
-//! ([`Originals::settle`]). Nobody maps it, and nobody reads it: it may be released, and its frame is memory like any other
-//! (OWNERSHIP).
+//! Code that is about to map an original, or to read it, asks for its frame ([`Originals::find`]), which makes the
+//! original used. It holds the lock of its VM's memory from then until it has finished. To free originals, a hart has
+//! them lapse ([`Originals::lapse`]), then takes the lock of each VM in turn and removes its mappings of them; then
+//! those that have not been found meanwhile are idle ([`Originals::settle`]). An idle original is neither mapped nor
+//! read: it may be released, and its frame is memory like any other (OWNERSHIP).
 //!
-//! Who copies without a lock, as [`crate::gstage::Ready`] does, notes the [`epoch`](Originals::epoch) before, and believes what it
-//! has read only if that is the same in the end: no original has gone meanwhile.
+//! Code that copies without a lock, as [`crate::gstage::Ready`] does, notes the [`epoch`](Originals::epoch) before, and
+//! uses the copy only if the epoch is the same in the end: no original has gone meanwhile.
 
 use super::run::Run;
 use crate::sync::atomic::AtomicU64;
@@ -28,20 +29,20 @@ use rv::{Hpa, Pfn, PhysMem};
 
 /// The word of an original that is not in memory.
 const OUT: u64 = 0;
-/// It is in memory: its frame's number is above [`FLAGS`].
+/// Set if the original is in memory: its frame's number is above [`FLAGS`].
 const IN: u64 = 1;
-/// Somebody has asked for it since it lapsed.
+/// Set if the original has been found since it lapsed.
 const USED: u64 = 1 << 1;
-/// It stays: no image's, but among images.
+/// Set if the page stays: it is among images, but part of none.
 const FIXED: u64 = 1 << 2;
-/// Nobody has asked for it, but somebody may map it still.
+/// Set if the original has not been found since it lapsed, but may still be mapped.
 const LAPSING: u64 = 1 << 3;
 const FLAGS: u32 = 4;
 
 /// Originals that are broken on purpose ([`crate::shadow::Sabotage`] has more of that kind).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Neglect {
-    /// Who asks for one leaves no trace: it goes while somebody maps it.
+    /// A find leaves no trace: the original goes while a VM maps it.
     ForgetsUse = 1,
     /// One that comes back is looked for at home.
     ComesHome,
@@ -49,16 +50,16 @@ pub enum Neglect {
     ForgetsEpoch,
 }
 
-/// What an original is found to be.
+/// The state of an original.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Original {
-    /// It stays where it is.
+    /// Stays in its frame.
     Fixed,
-    /// It is not in memory.
+    /// Not in memory.
     Out,
-    /// It is there, and somebody has asked for it since it lapsed, or may map it still.
+    /// In memory, and found since it lapsed, or possibly still mapped.
     Used,
-    /// It is there, and nobody maps it.
+    /// In memory in this frame, and not mapped.
     Idle(Pfn<Hpa>),
 }
 
@@ -68,9 +69,9 @@ pub struct Originals {
     /// The home of number 0.
     first: u64,
     words: Vec<AtomicU64>,
-    /// Those that may go.
+    /// The number of originals that may go.
     count: u64,
-    /// How often one has gone.
+    /// The number of times that an original has gone.
     gone: AtomicU64,
     #[cfg(feature = "sabotage")]
     neglect: core::sync::atomic::AtomicU8,
@@ -83,7 +84,7 @@ impl fmt::Debug for Originals {
 }
 
 impl Originals {
-    /// Those whose homes are in these ranges of frames, in their order: all used, at home.
+    /// The originals whose homes are in these ranges of frames, in their order: all used, at home.
     pub(super) fn new(homes: &[Range<u64>]) -> Self {
         let (Some(first), Some(last)) = (homes.first(), homes.last()) else { return Self::default() };
         let mut words = Vec::new();
@@ -113,31 +114,31 @@ impl Originals {
         false
     }
 
-    /// How many there are that may go.
+    /// Returns the number of originals that may go.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their numbers are below this.
+    /// Returns the end of the range of their numbers.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.words.len() as u64
     }
 
-    /// The home of one.
+    /// Returns the home of an original.
     #[must_use]
     pub const fn home(&self, number: u64) -> Pfn<Hpa> {
         Pfn::new(self.first + number)
     }
 
-    /// The number of the one with that home, which may not be one of these.
+    /// Returns the number of the original with that home, which may not be one of these.
     #[must_use]
     pub const fn number(&self, home: Pfn<Hpa>) -> u64 {
         home.raw().wrapping_sub(self.first)
     }
 
-    /// What one is now.
+    /// Returns the state of an original.
     #[must_use]
     pub fn state(&self, number: u64) -> Original {
         match self.words[number as usize].load(SeqCst) {
@@ -148,8 +149,8 @@ impl Originals {
         }
     }
 
-    /// The frame of the original with that home, which is used from now on; the home itself, where none of these has it. `None`: it
-    /// has to be brought in first.
+    /// Returns the frame of the original with that home, which is used from now on; `home` itself if it is the home of
+    /// none of these. `None`: the original has to be brought in first.
     #[inline]
     #[must_use]
     pub fn find(&self, home: Pfn<Hpa>) -> Option<Pfn<Hpa>> {
@@ -172,13 +173,14 @@ impl Originals {
         (now != OUT).then(|| Pfn::new(now >> FLAGS))
     }
 
-    /// Whether all of a run of originals are at home, and so in one piece. Then all of them are used from now on.
+    /// Returns whether all originals of a run are at home, and so contiguous. If so, all of them are used from now on.
     #[must_use]
     pub fn find_run(&self, first: Pfn<Hpa>, pages: u64) -> bool {
         self.words.is_empty() || (0..pages).map(|n| first.add(n)).all(|home| self.find(home) == Some(home))
     }
 
-    /// Copies originals from that home on. Says whether all of them were in memory; if not, what is copied is for nothing.
+    /// Copies originals from that home on. Returns whether all of them were in memory; if not, the copy is to be
+    /// discarded.
     #[must_use]
     pub fn copy(&self, home: Pfn<Hpa>, to: Pfn<Hpa>, pages: u64, mem: &mut impl PhysMem) -> bool {
         if self.words.is_empty() {
@@ -201,27 +203,29 @@ impl Originals {
         self.gone.load(SeqCst)
     }
 
-    /// It lapses, if it is used: who may map it is about to lose it. One at a time does that.
+    /// Makes an original lapse, if it is used: its mappings are about to be removed. Calls must not overlap.
     pub fn lapse(&self, number: u64) {
         let word = &self.words[number as usize];
         let now = word.load(SeqCst);
         if now & USED != 0 {
-            // Whoever finds it used meanwhile changes nothing.
+            // A find that sees it used meanwhile changes nothing.
             word.store(now & !USED | LAPSING, SeqCst);
         }
     }
 
-    /// Nobody maps it any more who has not asked for it since it lapsed: it is idle, if nobody has.
+    /// Makes an original idle that has lapsed, unless it has been found since. All mappings from before it lapsed have
+    /// been removed.
     pub fn settle(&self, number: u64) {
         self.words[number as usize].fetch_and(!LAPSING, SeqCst);
     }
 
-    /// It is not idle after all.
+    /// Makes an idle original used again.
     pub fn keep(&self, number: u64) {
         _ = self.find_in(&self.words[number as usize]);
     }
 
-    /// An original goes, if it is idle: nobody maps it, and its contents are on the swap device. Its frame is to be freed.
+    /// Releases an original, if it is idle: it is not mapped, and its contents are on the swap device. Returns its
+    /// frame, which is to be freed.
     pub fn release(&self, number: u64) -> Option<Run> {
         let word = &self.words[number as usize];
         let now = word.load(SeqCst);
@@ -229,12 +233,13 @@ impl Originals {
         {
             return None;
         }
-        // Before the frame is anybody else's.
+        // Before the frame has another owner.
         self.gone.fetch_add(u64::from(!self.neglects(Neglect::ForgetsEpoch)), SeqCst);
         Some(Run::from_entry(Pfn::new(now >> FLAGS), 0))
     }
 
-    /// One that is out is in memory again, idle. `frame` is the host's, for images; no hart that may map it remembers other code there.
+    /// Puts an original that is out into memory again, idle. `frame` is the host's, for images. No hart that may map it
+    /// still holds other instructions of that frame (`fence.i`).
     ///
     /// # Panics
     /// If it is not out.

@@ -1,11 +1,11 @@
-//! Who has frames, what for, and how many.
+//! The owners of frames, the uses of frames, and their numbers.
 
 use core::fmt;
 
 /// Most VMs that can own frames at a time.
 pub const MOST_OWNERS: u16 = 64;
 
-/// Who pays for a frame.
+/// The account that a frame is charged to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Owner {
     /// The hypervisor itself; images shared by VMs, too.
@@ -14,7 +14,7 @@ pub enum Owner {
     Vm(u16),
 }
 
-/// What a frame is for.
+/// The use of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Use {
@@ -28,17 +28,17 @@ pub enum Use {
     Other,
 }
 
-/// Why no frames are given: because of the owner, or because of the host.
+/// The cause of a failed allocation: the owner's limit, or the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AllocError {
-    /// The owner would exceed its limit. Its own doing.
+    /// The owner would exceed its limit: the owner is to blame.
     OverLimit {
-        /// Who asked.
+        /// The owner that the frames were for.
         owner: Owner,
         /// Its limit, in frames.
         limit: u64,
     },
-    /// No run of that size is free, whoever asks.
+    /// No run of that size is free, for any owner.
     OutOfMemory,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for AllocError {
     }
 }
 
-/// What an owner has, in frames.
+/// The number of an owner's frames, by use.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Usage {
     /// Guest memory.
@@ -65,7 +65,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// All of it.
+    /// Returns the sum.
     #[must_use]
     pub const fn total(&self) -> u64 {
         self.guest + self.table + self.image + self.other

@@ -24,8 +24,8 @@ impl Places {
         }
     }
 
-    /// Takes a place out that is not worth it, unless it is by now: whoever makes it so does that *before* they insert it, so one
-    /// of both sees the other. Says whether it is back.
+    /// Removes a place that is not worth a look, unless it has become worth one. A hart that makes it so does that
+    /// *before* it inserts the place, so one of both sees the other. Returns whether the place is back.
     pub fn remove_unless(&self, place: usize, is_worth_it: impl Fn() -> bool) -> bool {
         let (word, bit) = (&self.words[place / 64], 1 << (place % 64));
         let is_back = word.fetch_and(!bit, SeqCst) & bit != 0 && is_worth_it();

@@ -67,7 +67,7 @@ impl Run {
     }
 }
 
-/// 2^order frames that a hart has taken ahead of need, and that are nobody's yet. Dropping it leaks the frames.
+/// 2^order frames that a hart has taken ahead of need, and that have no owner yet. Dropping it leaks the frames.
 #[must_use = "dropping it leaks its frames"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Ahead {
@@ -89,7 +89,7 @@ impl Ahead {
     }
 }
 
-/// What is left of frames that were taken ahead, and are used one after another. Dropping it leaks the frames.
+/// The rest of a run that was taken ahead, and is used frame by frame. Dropping it leaks the frames.
 #[must_use = "dropping it leaks its frames"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Row {
@@ -114,7 +114,7 @@ impl Row {
         Some(Ahead { first, order: 0 })
     }
 
-    /// As many as are one run, if any are left.
+    /// Takes the largest aligned run that begins with the next frame, if any is left.
     pub(super) const fn take_run(&mut self) -> Option<Ahead> {
         if self.left == 0 {
             return None;

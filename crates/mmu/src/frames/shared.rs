@@ -1,4 +1,4 @@
-//! What all harts' [`super::Frames`] share.
+//! The state that the [`super::Frames`] of all harts share.
 
 use super::ledger::Ledger;
 use super::originals::Originals;
@@ -10,11 +10,11 @@ use core::sync::atomic::AtomicU64;
 pub(super) struct Shared {
     pub ledger: Ledger,
     pub store: Store,
-    /// Frames that are not for runs of 2 MiB.
+    /// Free frames that runs of 2 MiB leave to others.
     pub kept: AtomicU64,
-    /// Frames that are taken ahead, and nobody's yet.
+    /// Frames that are taken ahead, and have no owner yet.
     pub ahead: AtomicU64,
-    /// Frames that were freed while they were lent.
+    /// Frames that were freed while they were on loan.
     pub late: AtomicU64,
     pub zeroed: ZeroedCounters,
     pub originals: Originals,

@@ -1,18 +1,21 @@
-//! Where free frames are: a bit for each, in words that all harts change at once.
+//! The free frames: a bit for each, in words that all harts change concurrently.
 //!
-//! There is no lock, because whoever holds one may be a hart that its host has suspended. A frame is taken by clearing its bit and
-//! given by setting it, each in one atomic step, so neighbours that are free are a run again without anybody joining them.
+//! There is no lock, because its holder may be a hart that its host has suspended. A frame is taken by clearing its bit
+//! and given by setting it, each in one atomic step, so adjacent free frames are a run again without being joined.
 //!
-//! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left there.
+//! - RAM is in [`Block`]s of 2 MiB. Each hart takes small runs from a block of its own choice, until nothing is left
+//!   there.
 //! - It chooses one that is in use already, if there is one nearby, so that others stay whole for runs of 2 MiB.
-//! - A block is untouched until something of it is taken: the start of a machine costs a few words for each, and its tags nothing.
-//! - [`Places`] have a bit for each block that is worth to look at, so that a search in a terabyte is short.
-//! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they count as
-//!   taken.
-//! - Runs of 2 MiB of zeroes are kept apart ([`Zeroed`]); who finds nothing gives them back first.
-//! - A hart that finds nothing looks again if any frame was given meanwhile: it may have been given behind its back. If
-//!   none was, all that it saw taken was taken at one moment, the end of its search. It looks again, too, while another hart
-//!   hides what is free, as it does for a few instructions when it opens a block or takes out a place.
+//! - A block is untouched until something of it is taken: the start of a machine costs a few words for each, and its
+//!   tags nothing.
+//! - [`Places`] have a bit for each block that is worth a look, so that a search in a terabyte is short.
+//! - A run of many words is taken word by word. If one is not free, those before it are given back. Meanwhile they
+//!   count as taken.
+//! - Runs of 2 MiB of zeroes are kept apart ([`Zeroed`]); a search that finds nothing gives them back first.
+//! - A hart that finds nothing looks again if any frame was given meanwhile, because it may have been given where the
+//!   search had already been. If none was, all that it saw taken was taken at one moment, the end of its search. It
+//!   looks again, too, while another hart hides free frames, which happens for a few instructions when a hart opens a
+//!   block or removes a place.
 
 use super::block::{Block, Turn, WORD_ORDER, WORDS};
 use super::giga::{GIGA_ORDER, Giga};
@@ -29,19 +32,19 @@ use rv::{Hpa, Pfn};
 
 /// Run orders are below this: the largest run is 2^23 frames, 32 GiB.
 pub(super) const ORDERS: usize = 24;
-/// So many blocks are looked at for one that is in use, but has room, before a whole one is begun.
+/// The number of blocks that are searched for one that is in use, but has room, before a whole one is begun.
 const NEARBY: usize = 64;
-/// What room means, in frames: less is not worth to change blocks for.
+/// The number of free frames that count as room: fewer are not worth a change of blocks.
 const ROOM: u64 = 64;
 
-/// Where a hart looks first.
+/// The starting points of a hart's searches.
 #[derive(Default)]
 struct Cursor {
-    /// Which word it takes small runs from, counted through all blocks.
+    /// The word that it takes small runs from, counted through all blocks.
     word: AtomicUsize,
-    /// Which block it looks at first for a whole one.
+    /// The block where the search for a whole one starts.
     whole: AtomicUsize,
-    /// How often it has given frames.
+    /// The number of times that it has given frames.
     given: AtomicU64,
 }
 
@@ -104,12 +107,12 @@ impl Store {
         self.cursors = (0..harts).map(cursor).collect();
     }
 
-    /// How many harts take frames.
+    /// Returns the number of harts that take frames.
     pub fn harts(&self) -> u64 {
         self.cursors.len() as u64
     }
 
-    /// Adds free frames; says whether none of them was known. `tags` are those of the next block.
+    /// Adds free frames. Returns whether none of them was known. `tags` are those of the next block.
     pub fn add(&mut self, first: Pfn<Hpa>, pages: u64, mut tags: impl FnMut() -> TagsOfBlock) -> bool {
         let (first, end) = (first.raw(), first.raw() + pages);
         let numbers = numbers(first, pages);
@@ -149,7 +152,8 @@ impl Store {
         true
     }
 
-    /// Adds frames that somebody has, each 2 MiB of them with tags in the heap; says whether none of them was known.
+    /// Adds frames that are in use already, with tags in the heap for each 2 MiB of them. Returns whether none of them
+    /// was known.
     pub fn add_taken(&mut self, frames: Range<u64>, tag: Tag) -> bool {
         for (first, count) in by_block(frames) {
             let number = first >> BLOCK_ORDER;
@@ -215,7 +219,7 @@ impl Store {
             if self.give_back_zeroed(hart) {
                 continue;
             }
-            // In this order: who hides no more has said that it has given.
+            // In this order: a hart that no longer hides frames has already counted those that it gave.
             if self.hiding.load(SeqCst) == 0 && self.given() == before {
                 return None;
             }
@@ -225,7 +229,7 @@ impl Store {
 
     /// Gives a run of zeroes back, if there is one.
     pub fn give_back_zeroed(&self, hart: usize) -> bool {
-        // Whoever hides frames makes others that seek look again: not for nothing.
+        // A hart that hides frames makes other searches repeat: not for nothing.
         self.zeroed.count() != 0
             && self.while_hiding(hart, || {
                 let first = self.zeroed.take_any();
@@ -233,9 +237,9 @@ impl Store {
             })
     }
 
-    /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; has `clear` clear some of it, which says
-    /// how many frames hold zeroes then; and keeps it. Says whether there was something to be done: not for more than `most` runs, and
-    /// no new one while a hart looks for frames and finds none.
+    /// Takes a run of zeroes of which a part is still to be cleared, or a run of which all is; calls `clear` to clear
+    /// some of it, which returns the number of frames that hold zeroes then; and keeps the run. Returns whether there
+    /// was something to do: not for more than `most` runs, and no new one while a hart looks for frames and finds none.
     pub fn clear_some(&self, hart: usize, most: u64, clear: impl FnOnce(u64, u64) -> u64) -> bool {
         let mut has_done = false;
         self.while_hiding(hart, || {
@@ -285,7 +289,7 @@ impl Store {
         self.cursors[hart].given.fetch_add(1, Release);
     }
 
-    /// A block has free frames again, or nothing else.
+    /// Lists a block that has free frames again, or only free frames.
     #[inline(never)]
     fn turned(&self, block: &Block, turn: Turn) {
         let at = self.place_of(block.number);
@@ -299,7 +303,7 @@ impl Store {
         }
     }
 
-    /// A block has something else than free frames, or nothing else any more: takes back what its places say.
+    /// Takes back the places of a block that has no longer only free frames, or none at all.
     #[inline(never)]
     fn unplace(&self, hart: usize, at: usize) {
         let block = &self.blocks[at];
@@ -312,8 +316,8 @@ impl Store {
         }
     }
 
-    /// Does something that hides free frames from others for a moment; `act` and this say whether it turned out that there are
-    /// such.
+    /// Runs `act`, which hides free frames from other harts for a moment. `act` and this return whether some turned out
+    /// to be free.
     fn while_hiding(&self, hart: usize, act: impl FnOnce() -> bool) -> bool {
         self.hiding.fetch_add(1, SeqCst);
         let has_given = act();
@@ -360,7 +364,7 @@ impl Store {
         found.unwrap_or_else(|_| panic!("the 2 MiB from frame {:#x} on are not RAM of ours", number << BLOCK_ORDER))
     }
 
-    /// Writes down whose a run is that has been taken. `block` is its first.
+    /// Sets the tag of a run that has been taken. `block` is its first.
     #[inline(always)]
     pub fn set_tag(&self, block: &Block, first: u64, pages: u64, tag: Tag) {
         if pages <= BLOCK {
@@ -482,7 +486,7 @@ impl Store {
     }
 }
 
-/// Where a run is in its first block.
+/// Returns the part of its first block that a run is in.
 #[inline(always)]
 pub(super) fn within(first: u64, pages: u64) -> Range<usize> {
     let place = (first % BLOCK) as usize;

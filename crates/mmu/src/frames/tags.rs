@@ -1,4 +1,4 @@
-//! Whose each frame of a block is, and what for.
+//! The tags of a block's frames: the owner and the use of each.
 
 use super::owner::{Owner, Use};
 use alloc::boxed::Box;
@@ -12,7 +12,7 @@ pub(super) const BLOCK_ORDER: u8 = 9;
 /// Frames of a block.
 pub(super) const BLOCK: u64 = 1 << BLOCK_ORDER;
 
-/// A word for each frame of 2 MiB. What they say before the first frame is taken makes no difference.
+/// A word for each frame of 2 MiB. The values before the first frame is taken make no difference.
 pub type Tags = [AtomicU32; BLOCK as usize];
 
 /// One loan of a frame ([`super::loan`]): they are counted in the upper 12 bits of its tag.
@@ -27,9 +27,9 @@ pub(super) struct Tag(u32);
 
 impl Tag {
     pub const FREE: Tag = Tag(0);
-    /// There is no such frame.
+    /// An absent frame.
     pub const ABSENT: Tag = Tag(OWNER);
-    /// It was freed while it was lent.
+    /// A frame that was freed while it was on loan.
     const LATE: Tag = Tag(OWNER - 1);
 
     pub const fn new(owner: Owner, for_: Use) -> Tag {
@@ -40,12 +40,12 @@ impl Tag {
         Tag(owner << 2 | for_ as u32)
     }
 
-    /// The same without its loans.
+    /// Returns the tag without its loans.
     pub const fn not_lent(self) -> Tag {
         Tag(self.0 & OWNER)
     }
 
-    /// Whether it is lent.
+    /// Returns whether the frame is on loan.
     pub const fn is_lent(self) -> bool {
         self.0 >= LOAN
     }
@@ -67,9 +67,9 @@ impl Tag {
     }
 }
 
-/// Where the tags of a block are.
+/// The tags of a block.
 pub(super) enum TagsOfBlock {
-    /// In memory that somebody has set apart for them.
+    /// In memory that was set apart for them.
     Apart(&'static Tags),
     /// In the heap.
     Heap(Box<Tags>),
@@ -80,7 +80,7 @@ impl TagsOfBlock {
         Self::Heap(Box::new(array::from_fn(|_| AtomicU32::new(Tag::FREE.0))))
     }
 
-    /// Writes down whose a part of the block is.
+    /// Sets the tags of a part of the block.
     #[inline(always)]
     pub fn set(&self, part: Range<usize>, tag: Tag) {
         // Eight at a time: of 2 MiB there are 512.
@@ -89,20 +89,22 @@ impl TagsOfBlock {
         rest.iter().for_each(|word| word.store(tag.0, Relaxed));
     }
 
-    /// Counts a loan of each frame of a part. Where one is lent as often as can be counted, says how many before it are lent by that.
+    /// Counts a loan of each frame of a part. If a frame has as many loans as can be counted, returns the number of
+    /// frames before it, whose loans have been counted.
     pub fn lend(&self, part: Range<usize>) -> Result<(), usize> {
         let lend = |word: &AtomicU32| word.fetch_update(Relaxed, Relaxed, |tag| tag.checked_add(LOAN)).is_ok();
         self[part].iter().position(|word| !lend(word)).map_or(Ok(()), Err)
     }
 
-    /// A loan of a frame ends. Says whether the frame was late, and is free now.
+    /// Ends a loan of a frame. Returns whether the frame was late, and is free now.
     pub fn end_loan(&self, place: usize) -> bool {
         let late = Tag::LATE.0 | LOAN;
         let end = |tag| Some(if tag == late { Tag::FREE.0 } else { tag - LOAN });
         self[place].fetch_update(AcqRel, Acquire, end) == Ok(late)
     }
 
-    /// Makes a frame free if it is not lent; says whether it is. Whoever frees it has it, so nobody lends it meanwhile.
+    /// Frees the frame unless it is on loan, and returns whether it was freed. The caller owns the frame, so no new
+    /// loan can start.
     #[inline(always)]
     pub fn free_unless_lent(&self, place: usize) -> bool {
         let word = &self[place];
@@ -113,25 +115,25 @@ impl TagsOfBlock {
         is_free
     }
 
-    /// Whether all of that part is written down as that, lent or not.
+    /// Returns whether all frames of a part have `tag`, on loan or not.
     pub fn are(&self, part: Range<usize>, tag: Tag) -> bool {
         self[part].iter().all(|word| Tag(word.load(Relaxed)).not_lent() == tag)
     }
 
-    /// Makes a frame free, or late if it is lent; says whether it is free.
+    /// Makes a frame free, or late if it is on loan. Returns whether it is free.
     pub fn free_or_late(&self, place: usize) -> bool {
         let free = |tag| if Tag(tag).is_lent() { tag & !OWNER | Tag::LATE.0 } else { Tag::FREE.0 };
         let before = self[place].fetch_update(AcqRel, Acquire, |tag| Some(free(tag)));
         before.is_ok_and(|tag| !Tag(tag).is_lent())
     }
 
-    /// Whether a frame of that part is lent.
+    /// Returns whether a frame of a part is on loan.
     #[cfg(test)]
     pub fn is_lent(&self, part: Range<usize>) -> bool {
         self[part].iter().any(|word| Tag(word.load(Acquire)).is_lent())
     }
 
-    /// What is written of all of that part, or `None` if it is not the same.
+    /// Returns the tag of a part, or `None` if its frames have different tags.
     #[inline(always)]
     pub fn of(&self, part: Range<usize>) -> Option<Tag> {
         let tags = &self[part];

@@ -1,8 +1,10 @@
-//! Runs of 2 MiB that hold zeroes, or a part of them does: made while nobody waits for them, and free like any others.
+//! Runs of 2 MiB of which all or some frames hold zeroes: cleared while no hart waits for them, and free like any
+//! others.
 //!
-//! Each is in a *place*, a word with the first frame's number and how many hold zeroes. Whoever changes the word to "nothing" has the
-//! run. Who looks for frames and finds none gives these back to the store one by one, and looks again: a run here makes no allocation
-//! fail. A hart that clears a part of one has it for that time, and hides it as [`super::store`] says.
+//! Each is in a *place*, a word with the first frame's number and the number of cleared frames. The hart that changes
+//! the word to "nothing" owns the run. A hart that looks for frames and finds none gives these runs back to the store
+//! one by one, and looks again: a run here makes no allocation fail. A hart that clears a part of a run owns it for
+//! that time, and hides it as [`super::store`] says.
 
 use super::tags::{BLOCK, BLOCK_ORDER};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -10,7 +12,7 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize};
 #[cfg(feature = "sabotage")]
 use core::sync::atomic::AtomicU8;
 
-/// What has come of runs of zeroes.
+/// The counters of runs of zeroes.
 #[derive(Default, Debug)]
 pub struct ZeroedCounters {
     /// Runs that were filled.
@@ -22,7 +24,7 @@ pub struct ZeroedCounters {
 /// Most runs that are kept.
 pub const MOST_ZEROED: u64 = 16;
 
-/// How the pool may be broken on purpose, for tests.
+/// The defects of the pool that tests can switch on.
 #[cfg(feature = "sabotage")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -31,7 +33,7 @@ pub enum PoolSabotage {
     Sound,
     /// Runs of which a part is still to be cleared count as ready.
     HandsOutHalf,
-    /// Who has cleared a part does not say that the run is there again.
+    /// A hart that has cleared a part does not announce that the run is back.
     PutsBackUnsaid,
 }
 
@@ -41,7 +43,7 @@ pub(super) struct Zeroed {
     places: [AtomicU64; MOST_ZEROED as usize],
     /// Runs in them, or with harts that clear a part.
     count: AtomicUsize,
-    /// Harts that look for frames and have found none so far: nobody takes more for this meanwhile.
+    /// Harts that look for frames and have found none so far: no new run is taken to be cleared while there are any.
     pub seekers: AtomicUsize,
     #[cfg(feature = "sabotage")]
     sabotage: AtomicU8,
@@ -97,7 +99,8 @@ impl Zeroed {
         Some(first)
     }
 
-    /// Puts a run into a place, of which some frames are cleared. False if there is no place: then it is nobody's any more.
+    /// Puts a run of which some frames are cleared into a place. Returns false if no place is free: the run is not kept
+    /// here then, and the caller owns it.
     #[must_use]
     pub fn put(&self, first: u64, cleared: u64) -> bool {
         debug_assert!((1..=BLOCK).contains(&cleared) && first.is_multiple_of(BLOCK));
@@ -130,13 +133,13 @@ impl Zeroed {
         false
     }
 
-    /// Whether who puts a run back says so, as it must.
+    /// Returns whether a hart that puts a run back announces that, as it must.
     #[cfg(feature = "sabotage")]
     pub fn says_so(&self) -> bool {
         !self.is_sabotaged(PoolSabotage::PutsBackUnsaid)
     }
 
-    /// Whether who puts a run back says so, as it must.
+    /// Returns whether a hart that puts a run back announces that, as it must.
     #[cfg(not(feature = "sabotage"))]
     pub const fn says_so(&self) -> bool {
         true

@@ -24,11 +24,11 @@ use rv::{Access, Addr, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Spa
 impl<In: Space> AddressSpace<In> {
     /// Makes `access` to `gpa` possible, if a region allows it: the answer to a guest-page fault.
     ///
-    /// An anonymous page is zeroed, an image page mapped read-only, or copied if the access is a
-    /// store. Where the policy and the host's memory allow it, 2 MiB at once.
+    /// An anonymous page is zeroed, an image page mapped read-only, or copied if the access is a store. Where the
+    /// policy and the host's memory allow it, 2 MiB at once.
     ///
     /// # Errors
-    /// Who is to blame. Nothing has changed then, and no frame is lost.
+    /// The cause: the guest's access, or the memory that is missing. Nothing has changed then, and no frame is lost.
     pub fn resolve(
         &mut self,
         gpa: Addr<In>,
@@ -39,8 +39,8 @@ impl<In: Space> AddressSpace<In> {
         with_ready(frames, mem, |ready, mem| self.resolve_with(gpa, access, ready, frames, mem))
     }
 
-    /// The same for callers that make 2 MiB ready without their locks. What is left of `ready` in the end is to be
-    /// discarded.
+    /// Like [`AddressSpace::resolve`], but the caller prepares 2 MiB of content outside its locks and passes it in
+    /// `ready`. The caller discards what is left of `ready` in the end.
     ///
     /// # Errors
     /// As for [`AddressSpace::resolve`]; or that 2 MiB are to be made ready first.
@@ -88,7 +88,7 @@ impl<In: Space> AddressSpace<In> {
                         let home = first.add(gpa.pfn().raw() - region.start.raw());
                         // Before frames are taken: where they are short, it has to come first.
                         let Some(image) = frames.originals().find(home) else {
-                            // That 2 MiB could not be copied without it says nothing about later.
+                            // 2 MiB could not be copied without this original: later attempts may succeed.
                             if *ready == Ready::Denied {
                                 *ready = Ready::Nothing;
                             }
@@ -105,7 +105,7 @@ impl<In: Space> AddressSpace<In> {
         }
     }
 
-    /// Whether a page of an image that nothing maps is copied at such an access.
+    /// Returns whether a page of an image that is not mapped is copied at such an access.
     fn is_copied_by(&self, access: Access) -> bool {
         access == Access::Store || self.policy.images == Images::Private
     }
@@ -126,15 +126,15 @@ impl<In: Space> AddressSpace<In> {
         }
     }
 
-    /// Whether 2 MiB may come where nothing is mapped: a first look, which most faults of 4 KiB end with.
+    /// Returns whether 2 MiB may be mapped where nothing is: a first check, with which most faults of 4 KiB end.
     #[inline(always)]
     fn may_be_mega(&self, access: Access, region: &Region<In>, slot: &Slot<Hpa>) -> bool {
         let in_place_of_small = || region.object != Object::Anonymous && self.is_copied_by(access);
         self.policy.superpages != Superpages::Never && (slot.level >= Level::MEGA || in_place_of_small())
     }
 
-    /// What 2 MiB of the VM's own around `gpa`, where nothing is mapped, are to hold, and what 4 KiB leaves they are to replace.
-    /// Pages that are only read of an image that fills them stay the image's.
+    /// Returns the content for 2 MiB of the VM's own around `gpa`, where nothing is mapped, and the 4 KiB leaves that
+    /// they are to replace. Pages that are only read of an image that fills them stay the image's.
     #[inline(never)]
     fn mega_at(
         &self,
@@ -292,7 +292,7 @@ impl<In: Space> AddressSpace<In> {
         self.copied(gpa, region, (copy, level), stale, (at, Vec::new()))
     }
 
-    /// What is left to do about a copy: the fence, then the entry.
+    /// Returns what remains to be done about a copy: the fence, then the entry.
     fn copied(
         &mut self,
         gpa: Addr<In>,

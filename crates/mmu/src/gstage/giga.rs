@@ -1,5 +1,5 @@
-//! 1 GiB by one leaf, where that is asked for: memory is given in 2 MiB whose frames follow one another, and then joined. Whatever is
-//! done to a part of it breaks it into 2 MiB first.
+//! 1 GiB leaves, where they are asked for: memory is given in 2 MiB whose frames follow one another, and then joined.
+//! Any change of a part breaks the leaf into 2 MiB leaves first.
 
 use super::edit;
 use super::policy::{OWNED, Superpages};
@@ -56,8 +56,8 @@ impl<In: Space> AddressSpace<In> {
         Some((stale, Box::new(Publish { at, leaf, level: Level::GIGA, taken: Vec::new() })))
     }
 
-    /// Breaks the leaf of 1 GiB around `page` into those of 2 MiB, which say the same. `table` was taken ahead of need; the VM gets it
-    /// even if it has all that it may have. What is stale is fenced when the leaves change.
+    /// Breaks the leaf of 1 GiB around `page` into equivalent leaves of 2 MiB. `table` was taken ahead of need; the VM
+    /// gets it even beyond its limit. What is stale is fenced when the leaves change.
     ///
     /// # Panics
     /// If there is no such leaf.
@@ -66,7 +66,7 @@ impl<In: Space> AddressSpace<In> {
         self.break_giga_into(page, split, mem)
     }
 
-    /// The same with a table that is the VM's already.
+    /// Like [`AddressSpace::break_giga`], with a table that is the VM's already.
     pub(super) fn break_giga_into(&mut self, page: Pfn<In>, split: Run, mem: &mut impl PhysMem) -> Stale<In> {
         let slot = self.slot(page.base(), mem);
         let found = slot.and_then(|slot| match slot.entry {

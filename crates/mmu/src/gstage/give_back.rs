@@ -1,4 +1,5 @@
-//! What a guest gives back: its pages become untouched again, a portion at a time (BOUNDED), with one fence for each portion.
+//! The return of memory by a guest: its pages become untouched again, a portion at a time (BOUNDED), with one fence for
+//! each portion.
 
 use super::policy::OWNED;
 use super::space::AddressSpace;
@@ -12,14 +13,15 @@ use rv::{Gpa, Hpa, Level, Pfn, PhysMem, Space};
 pub struct Span<In: Space = Gpa> {
     /// The first one.
     pub start: Pfn<In>,
-    /// How many they are.
+    /// The number of pages.
     pub pages: u64,
 }
 
-/// What a portion came to.
+/// The result of a portion.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Returned {
-    /// So many pages are dealt with, from the first one of the first span on, whether anything was there or not.
+    /// The number of pages that are dealt with, from the first one of the first span on, whether they were mapped or
+    /// not.
     pub passed: u64,
     /// Frames of guest memory that are free now.
     pub freed: u64,
@@ -28,20 +30,21 @@ pub struct Returned {
 }
 
 impl Returned {
-    /// There is no memory any more.
+    /// The result for a VM without memory: all pages are dealt with, and none is freed.
     #[must_use]
     pub fn nothing_of<In: Space>(spans: &[Span<In>]) -> Self {
         Self { passed: spans.iter().map(|span| span.pages).sum(), ..Self::default() }
     }
 }
 
-/// What is taken in one go.
+/// Pages that are taken in one go.
 pub(crate) struct Piece<In: Space> {
-    /// Whose pages go.
+    /// The pages that go.
     pub span: Span<In>,
-    /// How many pages are dealt with then. All of those are, but where a table goes later, with the last of its leaves.
+    /// The number of pages that are dealt with once the piece is taken: all of `span`, or 0 if its table goes later,
+    /// with the last of its leaves.
     passes: u64,
-    /// Whether a table goes, too.
+    /// Set if a table goes, too.
     has_table: bool,
 }
 
@@ -52,7 +55,7 @@ pub(crate) struct GiveBack<'a, In: Space> {
     done: u64,
     returned: Returned,
     stale: Stale<In>,
-    /// What may still be done. It is looked at between two pieces, so the last one may exceed it.
+    /// The steps that may still be done. They are checked between two pieces, so the last one may exceed them.
     steps: u32,
 }
 
@@ -72,12 +75,12 @@ const SPLIT: u32 = 900;
 const MOST_RUNS: u64 = 32;
 
 impl<'a, In: Space> GiveBack<'a, In> {
-    /// A portion of what is to be done for `spans`.
+    /// A new portion of the work for `spans`.
     pub fn new(spans: &'a [Span<In>]) -> Self {
         Self { spans, done: 0, returned: Returned::default(), stale: Stale::none(), steps: STEPS }
     }
 
-    /// Takes from what may still be done in this portion.
+    /// Takes steps from those that may still be done in this portion.
     pub const fn spend(&mut self, steps: u32) {
         self.steps = self.steps.saturating_sub(steps);
     }
@@ -165,13 +168,13 @@ impl<'a, In: Space> GiveBack<'a, In> {
         self.pass(piece.passes);
     }
 
-    /// The end of the portion: what it came to once what is stale is fenced.
+    /// Ends the portion. The result holds once the [`Stale`] is fenced.
     pub fn finish(self) -> (Returned, Stale<In>) {
         (self.returned, self.stale)
     }
 }
 
-/// The indices of the entries in a table of 4 KiB leaves that say something.
+/// The indices of the entries in a table of 4 KiB leaves that are not 0.
 fn leaves(table: Pfn<Hpa>, mem: &impl PhysMem) -> impl Iterator<Item = u64> {
     (0..ENTRIES as u64).filter(move |index| mem.read_u64(table.at(8 * index)) != 0)
 }

@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | untouched | 0 | nothing: all bits are 0 |
 //! | mapped | 1 | a leaf, and whether it is warm: used again after it had been idle |
-//! | idle | 0 | the leaf, but for V: the frame is the VM's still; and how often a sweep is to spare it yet |
+//! | idle | 0 | the leaf without V: the frame is still the VM's; and how often a sweep is still to spare it |
 //! | out | 0 | the number of a page of the swap device, and its mark |
 //!
 //! An idle page is how Gnomon learns whether a guest uses a page that hardware sets no A bit for: V stands in for A
@@ -27,21 +27,21 @@ use crate::walk::Slot;
 use core::ops::Range;
 use rv::{Access, Addr, Caps, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 
-/// How a page comes back.
+/// The circumstances in which a page comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Comes {
     /// The guest has asked for it.
     Wanted,
-    /// It is brought in ahead of that: idle, so that it shows whether it was of use.
+    /// The page is brought in ahead of that: idle, so that its use shows.
     Ahead,
-    /// It has never gone: the device has no copy that is of use.
+    /// The page has never gone: the device has no copy that is of use.
     Unwritten,
 }
 
 /// The mark of an entry whose page is out: the software bit that [`OWNED`] is not.
 const OUT: PteFlags = PteFlags::RSW1;
 
-/// What an invalid entry keeps.
+/// The content of an invalid entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kept {
     /// Nothing: it is untouched.
@@ -53,7 +53,7 @@ pub(super) enum Kept {
 }
 
 impl Kept {
-    /// What `pte` of `level` keeps; nothing if it is valid.
+    /// Returns what `pte` of `level` keeps; nothing if it is valid.
     #[inline(always)]
     pub fn of(pte: Pte, level: Level) -> Self {
         if pte.0 == 0 || pte.flags().contains(PteFlags::V) { Kept::Nothing } else { Self::decode(pte, level) }
@@ -77,16 +77,17 @@ impl Kept {
 
 /// The mark of a leaf that is *warm*: its page was used again after it had been idle. In an invalid entry that bit is [`OUT`].
 const WARM: PteFlags = PteFlags::RSW1;
-/// How often a sweep spares an idle page that was warm, beyond what it spares all: so a page that is used again and again outlasts
-/// many that are used once. (FreeBSD's `act_count`, as far as a bit of the leaf can tell.)
+/// The number of times that a sweep spares an idle page that was warm, beyond those for which it spares all pages: so a
+/// page that is used again and again outlasts many that are used once. (FreeBSD's `act_count`, as far as a bit of the
+/// leaf can tell.)
 const SPARED: u64 = 2;
-/// Where an idle entry counts how often it is to be spared yet: bits that are reserved in a leaf.
+/// The position of an idle entry's count of the times that it is still to be spared: bits that are reserved in a leaf.
 const SPARED_SHIFT: u32 = 54;
 const SPARED_MASK: u64 = 3 << SPARED_SHIFT;
-/// The mark of an idle entry whose page has come before anybody asked for it: that it is used is no second time.
+/// The mark of an idle entry whose page was brought in before any access to it: its first use does not make it warm.
 const UNASKED: u64 = 1 << 56;
 
-/// Where an entry's page number begins.
+/// The position of an entry's page number.
 const PPN_SHIFT: u32 = 10;
 
 /// The entry of a leaf that is idle.
@@ -100,7 +101,7 @@ const fn out(SwapSlot(number): SwapSlot) -> Pte {
     Pte(number << PPN_SHIFT | OUT.bits())
 }
 
-/// What the search for pages that nobody uses finds at a page.
+/// The finding of the search for unused pages at a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sight {
     /// Nothing that could go: no memory, a shared image, a page that is out, wired memory.
@@ -112,7 +113,7 @@ pub enum Sight {
 }
 
 impl<In: Space> AddressSpace<In> {
-    /// What is there to be taken at `page`, and the first page behind it that has an entry of its own.
+    /// Returns what can be taken at `page`, and the first page behind it that has an entry of its own.
     #[must_use]
     pub fn look(&self, page: Pfn<In>, mem: &impl PhysMem) -> (Sight, Pfn<In>) {
         let Some(slot) = self.slot(page.base(), mem) else { return (Sight::Nothing, page.add(1)) };
@@ -136,7 +137,7 @@ impl<In: Space> AddressSpace<In> {
         }
     }
 
-    /// Where `gpa` is in memory, whether the guest would get there without a fault or not. Changes nothing.
+    /// Returns the place of `gpa` in memory, whether the guest would get there without a fault or not. Changes nothing.
     #[must_use]
     pub fn resident(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Translation> {
         self.translate(gpa, mem).or_else(|| {
@@ -150,8 +151,8 @@ impl<In: Space> AddressSpace<In> {
         })
     }
 
-    /// Makes what [`AddressSpace::look`] has found mapped at `page` idle. An image's own page is untouched again instead
-    /// ([`AddressSpace::look_for_original`]). It is so once the result is fenced.
+    /// Makes the mapped page, or 2 MiB, that [`AddressSpace::look`] has found at `page` idle. An image's own page is
+    /// untouched again instead ([`AddressSpace::look_for_original`]). The change is in force once the result is fenced.
     ///
     /// # Panics
     /// If it is not mapped.
@@ -167,7 +168,7 @@ impl<In: Space> AddressSpace<In> {
         if !leaf.flags.contains(OWNED) {
             return stale;
         }
-        // First its A is cleared. If it is still clear the next time, nobody has used it.
+        // First its A is cleared. If it is still clear the next time, the page has not been used.
         let has_been_used = self.policy.ad == Ad::Hardware && now.flags().contains(PteFlags::A);
         let next = if has_been_used { Pte(now.0 & !PteFlags::A.bits()) } else { idle(now) };
         edit::fill(slot.at, next, mem);
@@ -175,7 +176,8 @@ impl<In: Space> AddressSpace<In> {
         stale
     }
 
-    /// Whether a sweep is to spare what is idle at `page` this time, because it was used often. It counts as spared then.
+    /// Returns whether a sweep is to spare the idle page at `page` this time, because it was used often; if so, counts
+    /// it as spared.
     pub fn spare(&mut self, page: Pfn<In>, mem: &mut impl PhysMem) -> bool {
         let Some(slot) = self.slot(page.base(), mem) else { return false };
         let is_idle = matches!(Kept::of(slot.pte, slot.level), Kept::Idle(_));
@@ -211,15 +213,15 @@ impl<In: Space> AddressSpace<In> {
         self.counters.tables += 1;
     }
 
-    /// Whether a page is zeroes as long as nobody has touched it: not where it is an image's.
+    /// Returns whether a page is zeroes until it is first touched: not if it is an image's.
     #[must_use]
     pub fn begins_as_zeroes(&self, page: Pfn<In>) -> bool {
         self.region_of(page).is_some_and(|region| region.object == Object::Anonymous)
     }
 
-    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes and
-    /// [began so](AddressSpace::begins_as_zeroes): then the page is untouched again. The frame is the VM's until it is freed;
-    /// nobody reaches it, since what [`AddressSpace::rest`] said is fenced.
+    /// Takes the idle 4 KiB at `page` out of memory: to the swap device, or nowhere, if they hold zeroes and [began
+    /// so](AddressSpace::begins_as_zeroes): then the page is untouched again. The frame is the VM's until it is freed;
+    /// the guest cannot reach it, since the result of [`AddressSpace::rest`] is fenced.
     ///
     /// # Panics
     /// If the page is not idle; or would be an image's again.
@@ -239,8 +241,8 @@ impl<In: Space> AddressSpace<In> {
         Run::from_entry(leaf.pfn, 0)
     }
 
-    /// The same, if the swap device has a copy of the page still: to there, and nothing has to be written. Its frame is to be
-    /// freed.
+    /// Like [`AddressSpace::take_out`], to the copy of the page that the swap device still has, so that nothing has to
+    /// be written. The frame is to be freed. `None` if there is no current copy: then the page stays.
     ///
     /// # Panics
     /// If the page is not idle.
@@ -248,7 +250,7 @@ impl<In: Space> AddressSpace<In> {
         let (slot, leaf) = self.idle_slot(page, Level::PAGE, mem);
         let copy = self.copies.remove(&page.raw())?;
         if leaf.flags.contains(PteFlags::D) {
-            // Only where D is the hardware's: else whoever lets the page be written knows.
+            // Only where D is the hardware's: otherwise a write is a fault, which gives up the copy.
             self.forgone.push(copy);
             return None;
         }
@@ -258,13 +260,13 @@ impl<In: Space> AddressSpace<In> {
         Some(Run::from_entry(leaf.pfn, 0))
     }
 
-    /// Pages in memory of which the swap device has a copy.
+    /// Returns the number of pages in memory of which the swap device has a copy.
     #[must_use]
     pub fn copy_count(&self) -> u64 {
         self.copies.len() as u64
     }
 
-    /// Whether the swap device has copies of some of the 2 MiB from `first` on, which are in memory.
+    /// Returns whether the swap device has copies of some of the 2 MiB from `first` on, which are in memory.
     pub(super) fn has_copies(&self, first: Pfn<In>) -> bool {
         let pages = first.raw()..first.raw() + Level::MEGA.pages();
         !self.copies.is_empty() && self.copies.range(pages).next().is_some()
@@ -285,14 +287,14 @@ impl<In: Space> AddressSpace<In> {
         self.copies.pop_first().map(|(_, slot)| slot)
     }
 
-    /// What the swap device has of the page is out of date.
+    /// Gives up the swap device's copy of the page, which is out of date.
     fn forgo_copy(&mut self, page: Pfn<In>) {
         if !self.copies.is_empty() {
             self.forgone.extend(self.copies.remove(&page.raw()));
         }
     }
 
-    /// What it has of the pages of a range is.
+    /// Gives up the swap device's copies of the pages of a range, which are out of date.
     pub(super) fn forgo_copies(&mut self, range: &Range<u64>) {
         while let Some((page, _)) = self.copies.range(range.clone()).next() {
             self.forgo_copy(Pfn::new(*page));
@@ -373,7 +375,7 @@ impl<In: Space> AddressSpace<In> {
         let mut flags = leaf.flags | PteFlags::A;
         flags.set(WARM, slot.pte.0 & UNASKED == 0);
         if access == Access::Store {
-            // Whoever asked may store without another fault: Gnomon does.
+            // The caller may store without another fault: Gnomon does.
             self.counters.dirtied += u64::from(!flags.contains(PteFlags::W));
             flags |= PteFlags::W | PteFlags::D;
             self.forgo_copy(gpa.pfn());

@@ -16,11 +16,11 @@ use rv::{Addr, Caps, Entry, FenceScope, Hpa, Level, Pfn, PhysMem, Pte, PteFlags,
 /// Faults of a VM that go without 2 MiB after a search for them found none, until there is another one.
 const DENIED_FOR: u64 = 64;
 
-/// What a resolution gets instead of 2 MiB.
+/// The answer to a resolution that gets no 2 MiB.
 pub(super) enum NoMega {
-    /// They are still to be made ready.
+    /// 2 MiB are still to be made ready.
     Wanted(Content),
-    /// There are none: 4 KiB will have to do.
+    /// No 2 MiB: 4 KiB will have to do.
     Denied,
 }
 
@@ -88,7 +88,7 @@ pub(super) fn take_mega(
             None
         }
         other => {
-            // Not yet, or not this: somebody else was here meanwhile.
+            // Not yet, or not this: another hart was here meanwhile.
             *ready = other;
             return Err(NoMega::Wanted(wanted));
         }
@@ -106,7 +106,7 @@ impl<In: Space> AddressSpace<In> {
         mega_in(&self.regions, page)
     }
 
-    /// What a leaf of 2 MiB takes, if they are ready.
+    /// Returns the frames of a leaf of 2 MiB, if they are ready.
     pub(super) fn mega(
         &mut self,
         wanted: Content,
@@ -171,8 +171,8 @@ impl<In: Space> AddressSpace<In> {
         stale
     }
 
-    /// Takes the table away, for a leaf of `run` to be published in its place. Says what is to be fenced before that, and what is
-    /// to be copied in between: until then the guest may write to its pages.
+    /// Takes the table away, for a leaf of `run` to be published in its place. Returns the translations to fence before
+    /// that, and the pages to copy in between: until then the guest may write to them.
     pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<In>, Vec<Taken>) {
         let Small { at, table, own } = small;
         let mut stale = Self::unlink(at, table, mem);
@@ -181,7 +181,8 @@ impl<In: Space> AddressSpace<In> {
         (stale, own.into_iter().map(|(index, from)| Taken { from, to: run.add(index) }).collect())
     }
 
-    /// Whether 2 MiB come in the place of 4 KiB leaves by a store to that page of an image, and what they then hold.
+    /// Returns the content of the 2 MiB that replace 4 KiB leaves on a store to that page of an image, and these
+    /// leaves; `None` if they stay.
     pub(super) fn mega_for_small(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<(Content, Small)> {
         let (_, content) = self.mega_around(page)?;
         Some((content, self.small(page, mem)?))

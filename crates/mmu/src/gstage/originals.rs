@@ -1,4 +1,5 @@
-//! Where a VM's memory shows originals ([`crate::frames::Originals`]): regions say so, and no list leads back from a frame.
+//! The originals ([`crate::frames::Originals`]) in a VM's memory: regions say where they are, and no list leads back
+//! from a frame.
 
 use super::policy::OWNED;
 use super::region::Object;

@@ -13,50 +13,51 @@ pub enum Superpages {
     Never,
     /// 2 MiB where a region and the host's memory have room, else 4 KiB.
     Mega,
-    /// The same, and 1 GiB where the caller gives all of it, and joins it ([`AddressSpace::join`]).
+    /// Like [`Superpages::Mega`], and 1 GiB where the caller gives all of it, and joins it
+    /// ([`super::AddressSpace::join`]).
     Giga,
 }
 
-/// What becomes of image pages that the guest only reads.
+/// The treatment of image pages that the guest only reads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Images {
-    /// They are the host's own frames.
+    /// Mapped from the host's own frames.
     Shared,
-    /// They are copies from the first touch on, for guests whose hardware may write where the G-stage
-    /// forbids it.
+    /// Copied from the first touch on, for guests whose hardware may write where the G-stage forbids it.
     Private,
 }
 
-/// Whether memory that the guest has may be taken from it for a time.
+/// The permission to take memory from the guest for a time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Residence {
-    /// It stays.
+    /// The guest's memory stays.
     Wired,
-    /// It may go, and comes back when it is touched.
+    /// The guest's memory may go, and comes back when it is touched.
     Pageable,
 }
 
-/// How it is known which pages the guest has used (A) and changed (D).
+/// The way to find out which pages the guest has used (A) and changed (D).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ad {
-    /// A by making pages idle, when memory is short; D, by withholding W, of pages only of which the swap device has a copy.
+    /// A by making pages idle, when memory is short; D by withholding W, but only of pages of which the swap device has
+    /// a copy.
     AsNeeded,
-    /// The same, D of all pages.
+    /// Like [`Ad::AsNeeded`], but D of all pages.
     Faults,
     /// The hardware sets them (Svadu, for G-stage tables: `menvcfg.ADUE`).
     Hardware,
 }
 
-/// How an address space is filled, and emptied.
+/// The rules by which an address space is filled, and emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Policy {
     /// The leaf sizes in use.
     pub superpages: Superpages,
-    /// Whether images are shared.
+    /// The treatment of images.
     pub images: Images,
-    /// Whether it may be emptied.
+    /// The permission to take its memory.
     pub residence: Residence,
-    /// How it is known what the guest uses.
+    /// The way to find out which pages the guest uses.
     pub ad: Ad,
 }
 
@@ -70,7 +71,7 @@ impl Policy {
         Entry::Leaf(Leaf { pfn, flags, napot: false }).encode()
     }
 
-    /// The same for a page of the VM's own that nobody has written so far: a write will show.
+    /// Like [`Policy::leaf`], for a page of the VM's own that has not been written so far: a write will show.
     pub(super) fn clean_leaf(&self, pfn: Pfn<Hpa>, prot: Prot) -> Pte {
         match self.ad {
             Ad::Hardware => Pte(Self::leaf(pfn, prot, OWNED).0 & !PteFlags::D.bits()),
@@ -78,14 +79,14 @@ impl Policy {
         }
     }
 
-    /// The entry for zeroes of the VM's own that come by a first access.
+    /// Returns the entry for zeroes of the VM's own that are mapped by a first access.
     pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, prot: Prot, access: Access) -> Pte {
         let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
         if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) }
     }
 
-    /// Whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's tables does not
-    /// ask the G-stage everywhere, nor mark its leaves (QEMU): not where it may.
+    /// Returns whether a write to a page shows that its leaf does not allow. Hardware that sets A and D in a guest's
+    /// tables does not ask the G-stage everywhere, nor mark its leaves (QEMU): where it may write so, this is false.
     pub(super) fn sees_writes(&self) -> bool {
         self.images == Images::Shared
     }

@@ -28,7 +28,7 @@ use rv::{Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 #[derive(PartialEq, Eq, Debug)]
 pub struct Promotion<In: Space = Gpa> {
     first: Pfn<In>,
-    /// Where they are copied to; none if they stay.
+    /// The frames that they are copied to; none if they stay.
     to: Option<Ahead>,
     copied: u64,
 }
@@ -36,19 +36,19 @@ pub struct Promotion<In: Space = Gpa> {
 /// Pages that are copied in one portion: some 40,000 instructions.
 const PORTION: u64 = 32;
 
-/// What a portion has come to.
+/// The result of a portion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promoted {
     /// There is more to be done.
     More,
     /// One leaf maps all.
     Whole,
-    /// It cannot be, or not now: nothing has changed for the guest.
+    /// No promotion, or not now: nothing has changed for the guest.
     Not,
 }
 
 impl<In: Space> Promotion<In> {
-    /// Where it is: the first page.
+    /// Returns the first page.
     #[must_use]
     pub const fn first(&self) -> Pfn<In> {
         self.first
@@ -66,7 +66,7 @@ impl<In: Space> Promotion<In> {
         }
     }
 
-    /// Whether it has taken frames.
+    /// Returns whether it has taken frames.
     #[must_use]
     pub const fn has_frames(&self) -> bool {
         self.to.is_some()
@@ -81,7 +81,7 @@ impl<In: Space> Promotion<In> {
 }
 
 impl<In: Space> AddressSpace<In> {
-    /// Whether there may be 4 KiB leaves that could become one: if not, nobody has to look.
+    /// Returns whether there may be 4 KiB leaves that could become one: if not, no search is needed.
     #[must_use]
     pub fn may_have_small(&self) -> bool {
         let c = self.counters();
@@ -161,7 +161,7 @@ impl<In: Space> AddressSpace<In> {
         self.table_at(promotion.first, mem)
     }
 
-    /// Copies those pages, which nobody can write to unseen any more.
+    /// Copies the pages of the portion, which the guest can no longer write to without a fault.
     pub(crate) fn copy_withheld(&self, promotion: &mut Promotion<In>, mem: &mut impl PhysMem) {
         let (Some((_, table)), Some(to)) = (self.table_at(promotion.first, mem), &promotion.to) else { return };
         for page in promotion.next() {
@@ -174,7 +174,7 @@ impl<In: Space> AddressSpace<In> {
         promotion.copied += PORTION;
     }
 
-    /// Whether all is copied, or nothing has to be.
+    /// Returns whether all is copied, or nothing has to be.
     pub(crate) fn is_copied(promotion: &Promotion<In>) -> bool {
         promotion.to.is_none() || promotion.copied >= Level::MEGA.pages()
     }

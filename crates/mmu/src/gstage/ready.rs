@@ -1,8 +1,8 @@
-//! What is taken and made ready before an edit begins: frames, and the contents of 2 MiB.
+//! Frames and 2 MiB of content that are taken and made ready before an edit begins.
 //!
-//! To clear or copy 2 MiB takes long. So a resolution that wants that says so ([`Unresolved::Wants`]) and has changed
-//! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again with what
-//! is [`Ready`]. Where 2 MiB of zeroes are at hand that idle harts have made ([`Frames::make_zeroed`]), they are taken.
+//! To clear or copy 2 MiB takes long. So a resolution that wants that returns [`Unresolved::Wants`] and has changed
+//! nothing; the caller makes them ready without any lock, a portion at a time ([`Ready::prepare`]), and tries again
+//! with its [`Ready`]. If idle harts have made 2 MiB of zeroes ([`Frames::make_zeroed`]), they are taken.
 
 use super::space::ResolveError;
 use crate::frames::{Ahead, AllocError, Frames, MEGA_ORDER, Owner, Run, Use};
@@ -56,7 +56,7 @@ impl Supplies {
     }
 }
 
-/// What 2 MiB of guest memory are to hold: zeroes, copies of images, or parts of both.
+/// The content for 2 MiB of guest memory: zeroes, copies of images, or parts of both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Content([Part; MOST_PARTS]);
 
@@ -107,8 +107,8 @@ impl Content {
         Content(parts)
     }
 
-    /// The same with a part more, up to page `end`, of zeroes or of a copy of the originals from that home on. `None`: that would be
-    /// too many.
+    /// Adds a part up to page `end`: zeroes, or a copy of the originals from home `from` on. `None` if that would be
+    /// too many parts.
     pub(super) fn with(mut self, end: u64, from: Option<Pfn<Hpa>>) -> Option<Self> {
         let known = self.0.iter().take_while(|part| part.end() != 0).count();
         match known.checked_sub(1).map(|last| &mut self.0[last]) {
@@ -130,7 +130,7 @@ impl Content {
         (Level::MEGA.pages() - at, None)
     }
 
-    /// Whether a part of it is a copy of an image.
+    /// Returns whether a part of it is a copy of an image.
     pub(super) fn has_image(&self) -> bool {
         self.0.iter().any(|part| part.from().is_some())
     }
@@ -141,7 +141,7 @@ impl Content {
     }
 }
 
-/// What has been made ready for a resolution.
+/// The memory that has been made ready for a resolution.
 #[must_use = "dropping it leaks its frames"]
 #[derive(PartialEq, Eq, Debug)]
 pub enum Ready {
@@ -151,9 +151,9 @@ pub enum Ready {
     Mega {
         /// The frames.
         run: Ahead,
-        /// What they are to hold.
+        /// The content that they are to hold.
         content: Content,
-        /// How many of them do, from the first on.
+        /// The number of frames that hold it already, from the first on.
         filled: u64,
         /// The originals' epoch when that was begun: no lock is held meanwhile.
         epoch: u64,
@@ -168,13 +168,13 @@ pub enum Ready {
 pub(super) const COPIED_AT_ONCE: u64 = 64;
 
 impl Ready {
-    /// 2 MiB of zeroes are to be made ready in these frames, if they are 2 MiB.
+    /// Begins to make zeroes ready in `run`, which is to be 2 MiB.
     pub const fn zeroes_in(run: Ahead) -> Self {
         // No image takes part, so no epoch matters.
         Ready::Mega { run, content: Content::ZERO, filled: 0, epoch: 0 }
     }
 
-    /// Goes on to make 2 MiB ready that are to hold `content`: a portion, for which no lock should be held. Says whether they
+    /// Does a portion of making 2 MiB of content `wanted` ready, for which no lock should be held. Returns whether they
     /// are ready now, or cannot be.
     #[cold]
     #[inline(never)]
@@ -220,7 +220,7 @@ impl Ready {
         done == left
     }
 
-    /// Whether nothing more can be done to have 2 MiB of that ready.
+    /// Returns whether nothing more can be done to have 2 MiB of that content ready.
     pub(super) fn is_all_for(&self, wanted: Content) -> bool {
         match self {
             Ready::Mega { run, content, filled, .. } => *content == wanted && *filled == run.pages(),
@@ -229,7 +229,7 @@ impl Ready {
         }
     }
 
-    /// Whether pages come by 4 KiB.
+    /// Returns whether pages come by 4 KiB.
     pub(super) fn is_denied(&self) -> bool {
         matches!(self, Ready::Denied | Ready::Never)
     }
@@ -242,14 +242,14 @@ impl Ready {
     }
 }
 
-/// Why nothing is resolved yet. The guest sees no change.
+/// The reason why nothing is resolved yet. The guest sees no change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unresolved<E = ResolveError> {
-    /// It cannot be.
+    /// The resolution has failed.
     For(E),
     /// 2 MiB are to be made ready first.
     Wants(Content),
-    /// It takes long, and a part of it is done: the next attempt goes on with it.
+    /// The resolution takes long, and a part of it is done: the next attempt goes on with it.
     Later,
 }
 
@@ -260,7 +260,7 @@ impl<E: Into<ResolveError<In>>, In: Space> From<E> for Unresolved<ResolveError<I
 }
 
 impl<E> Unresolved<E> {
-    /// The same with another error.
+    /// Maps the error.
     pub fn map<F>(self, error: impl FnOnce(E) -> F) -> Unresolved<F> {
         match self {
             Unresolved::For(e) => Unresolved::For(error(e)),
@@ -270,10 +270,10 @@ impl<E> Unresolved<E> {
     }
 }
 
-/// Attempts something. Where it wants 2 MiB made ready, a portion of them is, after the attempt: whatever locks that takes, it
-/// has given them back. With the last portion it is attempted anew; before, and where the attempt itself has done a part, what is
-/// done is left in `ready`, and the result is `None`: the caller comes back with it, and has looked after interrupts in between.
-/// What is not used stays there: it is given back by [`Ready::discard`].
+/// Runs `attempt`. If it wants 2 MiB made ready, a portion of them is, after the attempt has released its locks. After
+/// the last portion it is attempted anew. Before that, and if the attempt itself has done a part, the result is `None`:
+/// the work so far is left in `ready`, and the caller calls again with it after it has serviced interrupts. What is
+/// not used stays in `ready`, and is given back by [`Ready::discard`].
 ///
 /// # Errors
 /// The attempt's.
@@ -297,7 +297,7 @@ pub fn in_portions<T, E, M: PhysMem>(
     }
 }
 
-/// The same, all portions one after another.
+/// Like [`in_portions`], but does all portions one after another.
 ///
 /// # Errors
 /// The attempt's.

@@ -1,4 +1,4 @@
-//! What the guest finds where.
+//! Regions of guest memory: their protection, and the objects behind them.
 
 use alloc::collections::BTreeMap;
 use bitflags::bitflags;
@@ -6,7 +6,7 @@ use core::fmt;
 use rv::{Access, Gpa, Hpa, Pfn, Space};
 
 bitflags! {
-    /// What a guest may do with a region.
+    /// The accesses that a guest may make to a region.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct Prot: u8 {
         /// Load.
@@ -21,7 +21,7 @@ bitflags! {
 }
 
 impl Prot {
-    /// Whether it allows that.
+    /// Returns whether it allows `access`.
     pub(crate) const fn allows(self, access: Access) -> bool {
         self.contains(match access {
             Access::Load => Prot::R,
@@ -31,7 +31,7 @@ impl Prot {
     }
 }
 
-/// What is behind a region.
+/// The object behind a region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Object {
     /// Memory that is zero until it is written.
@@ -39,8 +39,8 @@ pub enum Object {
     /// Originals, the host's, which VMs share. They are never written: a page that the guest stores to, with the
     /// 2 MiB around it where the policy allows, becomes a copy of its own.
     Image {
-        /// The home of the original behind the region's first page; the others follow. Their frames hold the image and stay
-        /// as long as the address space exists, but for those that may go ([`crate::frames::Originals`]).
+        /// The home of the original behind the region's first page; the others follow. Their frames hold the image and
+        /// stay as long as the address space exists, except those that may go ([`crate::frames::Originals`]).
         first: Pfn<Hpa>,
     },
 }
@@ -52,9 +52,9 @@ pub struct Region<In: Space = Gpa> {
     pub start: Pfn<In>,
     /// Its length in pages.
     pub pages: u64,
-    /// What the guest may do there.
+    /// The accesses that the guest may make to it.
     pub prot: Prot,
-    /// What it finds there.
+    /// The object behind it.
     pub object: Object,
 }
 
@@ -121,27 +121,27 @@ impl<In: Space> Regions<In> {
         Some(region).filter(|region| page.raw() < region.end())
     }
 
-    /// Those from the one on that holds `page`.
+    /// Returns the regions from the one on that holds `page`.
     pub fn from(&self, page: Pfn<In>) -> impl Iterator<Item = &Region<In>> {
         self.get(page).into_iter().flat_map(|first| self.by_start.range(first.start.raw()..).map(|(_, region)| region))
     }
 }
 
-/// Why a region cannot be added.
+/// The reason why a region cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionError<In: Space = Gpa> {
-    /// It has no pages.
+    /// No pages.
     Empty,
-    /// It ends beyond what the format translates.
+    /// An end beyond what the format translates.
     TooHigh {
         /// The first page that the format cannot translate.
         end: Pfn<In>,
     },
-    /// It shares pages with this one.
+    /// Pages in common with this region.
     Overlap(Region<In>),
-    /// This page of another that was there before is mapped still, or its contents are kept.
+    /// A page of an earlier region that is still mapped, or whose contents are kept.
     Mapped(Pfn<In>),
-    /// Its protection allows nothing, or W without R.
+    /// A protection that allows nothing, or W without R.
     BadProt(Prot),
 }
 

@@ -32,13 +32,13 @@ impl Leaving {
 }
 
 impl<In: Space> AddressSpace<In> {
-    /// Whether the VM's memory comes by 2 MiB at all.
+    /// Returns whether the VM's memory comes by 2 MiB at all.
     pub(crate) fn may_have_mega(&self) -> bool {
         self.policy.superpages != Superpages::Never
     }
 
-    /// Whether a page may be moved: it is the VM's own, and the guest may do with it all that it ever may, so no copy of it is on the
-    /// swap device, or on its way there. Not those of 1 GiB.
+    /// Returns whether a page may be moved: it is the VM's own, and its leaf has R, W and D, so no copy of it is on the
+    /// swap device, or on its way there. Pages of 1 GiB leaves may not.
     pub(crate) fn may_move(&self, page: Pfn<In>, mem: &impl PhysMem) -> bool {
         let flags = OWNED | PteFlags::R | PteFlags::W | PteFlags::D;
         let there = self.translate(page.base(), mem);
@@ -46,9 +46,10 @@ impl<In: Space> AddressSpace<In> {
             && !self.copies.contains_key(&page.raw())
     }
 
-    /// Takes a page from its frame, if it may be moved; `None` if not, or if there is no frame for a table: nothing has changed for the guest
-    /// then. 2 MiB are split for it. When what is stale is fenced nobody can reach the frame any more, and it is to be copied; then the page
-    /// arrives ([`AddressSpace::arrive`]), before anything else is resolved.
+    /// Takes a page from its frame, if it may be moved; `None` if not, or if there is no frame for a table: nothing has
+    /// changed for the guest then. 2 MiB are split for it. Once `stale` is fenced the guest cannot reach the frame any
+    /// more, and it is to be copied; then the page arrives ([`AddressSpace::arrive`]), before anything else is
+    /// resolved.
     pub(crate) fn leave(
         &mut self,
         page: Pfn<In>,

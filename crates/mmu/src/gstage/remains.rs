@@ -1,4 +1,4 @@
-//! What an address space leaves when it ends: frames that nobody reaches any more, given back in portions.
+//! The remains of an address space that has ended: frames that are no longer reachable, given back in portions.
 
 use super::giga;
 use super::kept::{self, Kept};
@@ -15,9 +15,9 @@ pub struct Remains {
     format: &'static Format,
     /// The tables from the root down to the one whose entries come next, each with the index of its next entry.
     path: Vec<(Run, u64)>,
-    /// What is left of a leaf.
+    /// The runs that are left of a leaf.
     runs: Vec<Run>,
-    /// Of pages that were in memory, the swap device had copies.
+    /// The swap device's copies of pages that were in memory.
     copies: BTreeMap<u64, SwapSlot>,
 }
 
@@ -30,7 +30,7 @@ pub enum Remain {
     Slot(SwapSlot),
 }
 
-/// What it costs to give a run of frames back, in entries that are looked at.
+/// The cost of giving a run of frames back, in entries that are looked at.
 const fn cost(run: &Run) -> u32 {
     4 + (run.pages() / 2) as u32
 }
@@ -40,13 +40,14 @@ impl Remains {
         Self { format, path: alloc::vec![(root, 0)], runs: Vec::new(), copies }
     }
 
-    /// Whether all is given back.
+    /// Returns whether all is given back.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.path.is_empty() && self.copies.is_empty() && self.runs.is_empty()
     }
 
-    /// What is to be given back next. `None` if there is nothing; or if `steps`, the entries that may be looked at, are used up.
+    /// Returns the next run or slot to be given back. `None` if there is none; or if `steps`, the entries that may be
+    /// looked at, are used up.
     pub fn take(&mut self, steps: &mut u32, mem: &impl PhysMem) -> Option<Remain> {
         while *steps > 0 {
             *steps -= 1;

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Access, Caps, Entry, Fence, FenceScope, Hpa, Level, Pfn, PhysMem, Pte, Space};
 
-/// What a removal takes and leaves.
+/// The supplies and the results of a removal.
 struct Removed<In: Space> {
     /// For leaves that are cut.
     tables: Vec<Run>,
@@ -173,7 +173,7 @@ impl<In: Space> AddressSpace<In> {
 }
 
 impl<In: Space> Removed<In> {
-    /// An invalid entry of `level` that translates `scope` is about to keep nothing any more. Says whether it kept something.
+    /// Forgets the page that an invalid entry of `level` keeps, which translates `scope`. Returns whether it kept one.
     fn forget(&mut self, pte: Pte, level: Level, scope: FenceScope<In>) -> bool {
         match Kept::of(pte, level) {
             Kept::Nothing => return false,

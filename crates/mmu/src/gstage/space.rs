@@ -25,7 +25,7 @@ pub(super) const fn order(level: Level) -> u8 {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SwapSlot(pub u64);
 
-/// What happened so far. All only grow.
+/// Counters of an address space. All only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
     /// Anonymous 4 KiB pages given.
@@ -40,7 +40,7 @@ pub struct Counters {
     pub image_2m: u64,
     /// Image pages copied because the guest stored to them, or its hardware might.
     pub copies: u64,
-    /// The same, 2 MiB at once.
+    /// Image copies of 2 MiB at once, made for the same reasons as `copies`.
     pub copies_2m: u64,
     /// Tables of 4 KiB leaves that one of 2 MiB replaced.
     pub promoted: u64,
@@ -98,7 +98,7 @@ impl core::ops::AddAssign for Counters {
     }
 }
 
-/// How a fault was resolved.
+/// The way in which a fault was resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum How {
     /// The table allowed the access already: another hart was faster, or this hart's TLB remembers
@@ -106,23 +106,23 @@ pub enum How {
     Spurious,
     /// The entry was invalid, and now maps zeroed memory or an image.
     Filled,
-    /// The guest gets its own copy of an image page, or of the 2 MiB around it, as the fence says. Until [`Publish`], nothing is mapped there: a hart
-    /// that saw the copy while another still read the image would break the coherence of memory.
-    /// The copy was written by this hart as data, so whoever may execute it owes a `fence.i`, too.
+    /// The guest gets its own copy of an image page, or of the 2 MiB around it, as the fence says. Until [`Publish`],
+    /// nothing is mapped there: a hart that saw the copy while another still read the image would break the coherence
+    /// of memory. The copy was written by this hart as data, so every hart that may execute it owes a `fence.i`, too.
     Copied,
 }
 
-/// What is to be done about a guest's access.
+/// The answer to a guest's access.
 #[must_use = "a resolved fault may owe a fence"]
 #[derive(Debug)]
 pub enum Resolved<In: Space = Gpa> {
     /// Let the guest try again.
     Mapped {
-        /// Where the access goes.
+        /// The address that the access goes to.
         hpa: Addr<Hpa>,
-        /// What was done.
+        /// The way in which it was resolved.
         how: How,
-        /// What must be fenced before it is in force. None for an entry that was invalid: a hart that
+        /// The translations that must be fenced before it is in force. None for an entry that was invalid: a hart that
         /// remembers it as such faults, and that is [`How::Spurious`].
         stale: Stale<In>,
         /// With [`How::Copied`]: what to do once the fence is done, before anything else is resolved.
@@ -156,7 +156,7 @@ impl Publish {
         self.taken.drain(..).for_each(|Taken { from, to }| mem.copy_frames(from, to, 1));
     }
 
-    /// How much is copied.
+    /// Returns the level of the leaf.
     #[must_use]
     pub const fn level(&self) -> Level {
         self.level
@@ -188,23 +188,23 @@ impl Publish {
     }
 }
 
-/// Why an access cannot be resolved.
+/// The reason why an access cannot be resolved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ResolveError<In: Space = Gpa> {
-    /// The region's protection forbids it. The guest's doing.
+    /// The region's protection forbids it: the guest is to blame.
     Denied,
     /// There is no frame for it. Nothing has changed.
     OutOfFrames(AllocError),
     /// The page is on the swap device, and has to be brought in first ([`AddressSpace::bring_in`]).
     Out {
-        /// Which page.
+        /// The page.
         page: Pfn<In>,
-        /// Where it is.
+        /// Its slot on the swap device.
         slot: SwapSlot,
     },
     /// The page is an image's, and not in memory: it has to be brought in first ([`crate::frames::Originals::restore`]).
     OriginalOut {
-        /// Which page.
+        /// The page.
         page: Pfn<In>,
         /// The original's home.
         home: Pfn<Hpa>,
@@ -217,10 +217,10 @@ impl<In: Space> From<AllocError> for ResolveError<In> {
     }
 }
 
-/// What the table says about an address.
+/// The translation of an address by the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Translation {
-    /// Where it leads.
+    /// The host address that it leads to.
     pub hpa: Addr<Hpa>,
     /// The leaf's flags, without V.
     pub flags: PteFlags,
@@ -228,7 +228,7 @@ pub struct Translation {
     pub level: Level,
 }
 
-/// Counters of what harts fill at once.
+/// Counters of first touches that harts resolve concurrently.
 #[derive(Default, Debug)]
 pub(super) struct FillerCounts {
     pub(super) anonymous_4k: AtomicU64,
@@ -265,7 +265,7 @@ pub struct AddressSpace<In: Space = Gpa> {
     pub(crate) mappers: Mappers<In>,
     pub(super) counters: Counters,
     pub(super) counts: FillerCounts,
-    /// Pages of the swap device whose contents nobody will ask for any more.
+    /// Pages of the swap device whose contents are no longer needed.
     pub(super) forgone: Vec<SwapSlot>,
     /// Pages in memory, by number, of which the swap device has a copy: their leaves lack W, or D if that is the hardware's.
     pub(super) copies: BTreeMap<u64, SwapSlot>,
@@ -381,19 +381,19 @@ impl<In: Space> AddressSpace<In> {
         self.format
     }
 
-    /// Who pays.
+    /// Returns the owner that its tables and frames are charged to.
     #[must_use]
     pub const fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// Whether its memory stays.
+    /// Returns whether its memory stays.
     #[must_use]
     pub fn is_wired(&self) -> bool {
         self.policy.residence == Residence::Wired
     }
 
-    /// Whether [`AddressSpace::take_forgone`] has something to say.
+    /// Returns whether [`AddressSpace::take_forgone`] has something to return.
     #[inline(always)]
     #[must_use]
     pub const fn has_forgone(&self) -> bool {
@@ -406,7 +406,7 @@ impl<In: Space> AddressSpace<In> {
         core::mem::take(&mut self.forgone)
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut counters = self.counters;
@@ -414,7 +414,7 @@ impl<In: Space> AddressSpace<In> {
         counters
     }
 
-    /// What the table says about `gpa` now. Changes nothing, fills nothing.
+    /// Returns the translation of `gpa` that the table has now. Changes nothing, fills nothing.
     #[must_use]
     pub fn translate(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Translation> {
         if !self.format.fits(gpa) {
@@ -439,13 +439,13 @@ impl<In: Space> AddressSpace<In> {
     /// The entry that decides about `gpa`, or `None` if the format cannot translate it.
     pub(super) fn slot(&self, gpa: Addr<In>, mem: &impl PhysMem) -> Option<Slot<Hpa>> {
         let slot = descend(self.format, self.root(), gpa, Caps::default(), &mut Ram(mem)).ok()?;
-        // Nobody else writes these tables, so anything else in them is a bug of ours.
+        // No other code writes these tables, so anything else in them is a bug of ours.
         assert!(matches!(slot.entry, Entry::Invalid | Entry::Leaf(_)), "{gpa}: {:?} in a G-stage table", slot.pte);
         Some(slot)
     }
 
-    /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, but for the entries
-    /// that `other` replaces.
+    /// Fills a fresh table with 4 KiB leaves that say what the 2 MiB `leaf` said, except the entries that `other`
+    /// replaces.
     pub(super) fn write_split(
         split: &Run,
         leaf: &Leaf<Hpa>,
@@ -459,12 +459,12 @@ impl<In: Space> AddressSpace<In> {
     }
 }
 
-/// Where `gpa` arrives by `leaf`.
+/// Returns the address that `gpa` has by `leaf`.
 pub(super) fn arrival<In: Space>(leaf: &Leaf<Hpa>, level: Level, gpa: Addr<In>) -> Addr<Hpa> {
     leaf.pfn.at(gpa.raw() & (level.bytes() - 1))
 }
 
-/// What an entry of `level` translates that decides about `gpa`.
+/// Returns the range that an entry of `level` around `gpa` translates.
 pub(super) const fn around<In: Space>(gpa: Addr<In>, level: Level) -> FenceScope<In> {
     FenceScope::Range { start: gpa.align_down(level.bytes()), bytes: level.bytes() }
 }
