@@ -1,10 +1,10 @@
-//! Chooses the translation of each root where a guest may have either: by its own tables behind a G-stage (nested), or
+//! Chooses the translation of each root where a guest may have either: by its own tables behind a G-stage (two-stage), or
 //! by shadow tables (steered).
 //!
-//! The cost of a steered root can be counted: the traps that keep its tables synchronised. The cost of a nested root,
+//! The cost of a steered root can be counted: the traps that keep its tables synchronised. The cost of a two-stage root,
 //! longer walks, cannot, since hardware need not report it. So a root is steered only if that costs next to nothing,
-//! and nested otherwise: a wrong choice then costs no more than the limit. A root begins nested, because most roots do
-//! not live long, and making tables costs most. It is tried after a while; each failed trial doubles the delay before
+//! and two-stage otherwise: a wrong choice then costs no more than the limit. A root begins two-stage, because most roots
+//! do not live long, and making tables costs most. It is tried after a while; each failed trial doubles the delay before
 //! the next one.
 
 /// The translation of a root.
@@ -116,7 +116,7 @@ impl Chooser {
         known
     }
 
-    /// Records that a look found the vCPU at this root, nested or steered. Returns the choice for the root from now on.
+    /// Records that a look found the vCPU at this root, two-stage or steered. Returns the choice for the root from now on.
     pub fn looked(&mut self, key: u64, was: Choice, found: Found) -> Choice {
         let Found { share, limit, now, interval } = found;
         let (all_until, all_failed) = (self.until, self.failed);

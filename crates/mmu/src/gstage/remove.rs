@@ -38,7 +38,8 @@ impl<In: Space> AddressSpace<In> {
     /// up to those of 4 KiB leaves; the ones above stay until [`AddressSpace::destroy`].
     ///
     /// # Errors
-    /// If a 2 MiB leaf must be split and there is no frame for the table. Nothing has changed then.
+    /// If a 2 MiB leaf must be split and there is no frame for the table. Nothing has changed then, except that the leaf, if
+    /// it was idle, is mapped again.
     pub fn unmap(
         &mut self,
         start: Pfn<In>,
@@ -52,7 +53,7 @@ impl<In: Space> AddressSpace<In> {
             return Ok(Stale::none());
         }
         // What is cut is mapped again first, so that there is one way to cut it.
-        for page in [range.start, range.end] {
+        for page in [range.start, range.end].into_iter().filter(|page| !page.is_multiple_of(Level::MEGA.pages())) {
             self.revive_mega(Pfn::new(page), mem);
         }
         let mut tables = Vec::new();

@@ -151,7 +151,7 @@ pub(crate) fn build(
             return Err(message);
         }
     };
-    // What a vCPU stores while it is nested is not seen.
+    // Stores of a vCPU on the G-stage are not seen.
     let may_be_quiet = vm.translation != Translation::Adaptive;
     let quiet_after = if may_be_quiet && g.tunables.is_on(Id::Track) { QUIET_AFTER } else { 0 };
     let config = Config { upkeep, ad, globals: keeps_globals(g), pages, first_serial, quiet_after };

@@ -282,7 +282,7 @@ pub(super) fn may_be_brief(run: &VcpuRun, insn: u64) -> bool {
 pub(super) fn access_satp_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> bool {
     let old = run.bank.csrs.vsatp;
     let Some((rd, new)) = written(run, insn).filter(|(rd, _)| !Context::is_preserved(*rd)) else { return false };
-    // Of an adaptive vCPU, another root may be nested.
+    // Of an adaptive vCPU, another root may be two-stage.
     let may_attach = |run: &VcpuRun| !run.context.lane.changes_roots() && run.adapts.is_none();
     if new != old && !(may_attach(run) && attach_briefly(g, run, new, env)) {
         return false;
