@@ -231,12 +231,12 @@ fn report(rows: &[Row], cores: &[&str], versions: &str) -> Report {
         name: "boot",
         title: "instructions from the kernel's entry to the shell, all privilege modes".into(),
         lead: vec![
-            "Few devices: the bare machine, described without what a guest's board has not.".into(),
+            "Few devices: the device tree of the bare machine lacks the devices that a guest's board lacks.".into(),
             format!("The median of {BOOTS} boots with command lines that differ in an unused word."),
             versions.into(),
         ],
         blocks,
-        misleads: "a boot prints, and each character is an exit to whoever emulates the UART; QEMU's own board under KVM has more \
+        misleads: "a boot prints, and each character is an exit to the emulator of the UART; QEMU's own board under KVM has more \
                    devices than Gnomon's"
             .into(),
         json: json!({ "experiment": "boot", "versions": versions, "rows": rows.iter().map(row).collect::<Vec<_>>() }),

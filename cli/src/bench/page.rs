@@ -36,7 +36,7 @@ pub fn page(reports: &[Report], command: &str, versions: &str) -> miette::Result
                         @for line in &report.lead { p { (line) } }
                         (body)
                         p.warning { strong { "What may mislead: " } (report.misleads) }
-                        @for failure in &report.failures { p.failure { "Could not be measured: " (failure) } }
+                        @for failure in &report.failures { p.failure { "Failed: " (failure) } }
                     }
                 }
                 footer.small {

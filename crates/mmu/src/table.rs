@@ -7,7 +7,7 @@
 //! | any | pointer | above level 0 | | |
 //! | any | poison | yes | at level 0 | |
 //! | any | leaf, empty | yes | at level 0, where it holds the gate (`shadow::lane`) | |
-//! | leaf | the same with A or D | yes | | never: all leaves have A, and D where they allow stores |
+//! | leaf | the same with A or D | yes | | behind a G-stage with [`crate::Ad::Hardware`]; else never: all leaves have A, and D where they allow stores |
 //!
 //! Poison comes in two kinds. Where page faults come to Gnomon it has V clear. Where the guest gets them itself
 //! (`steered`) it is valid and leads to a frame that no hart lets a guest reach ([`poison_pointer`], [`poison_leaf`]):

@@ -6,7 +6,7 @@ console
 fail() {
     echo "gnomon: $1"
     stty sane
-    # Linux panics where its first process ends: nobody takes that for an end that was wished for.
+    # Linux panics if its first process ends, so this is not taken for a regular end.
     exit 1
 }
 # Guests have no clock of their own that knows the day.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!            touch              rest                take_out
-//!  untouched ─────► mapped  ◄─────────►  idle  ─────────────►  out ──► bring_in: mapped
-//!      ▲                      touch        │                           (another frame, the same contents)
+//!  untouched ─────► mapped  ◄─────────►  idle  ─────────────►  out ──► bring_in: mapped, or idle if it
+//!      ▲                      touch        │                           comes ahead (another frame)
 //!      └───────────────────────────────────┘ take_out of a page that holds zeroes
 //! ```
 //!

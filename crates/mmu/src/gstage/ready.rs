@@ -168,7 +168,7 @@ pub enum Ready {
 pub(super) const COPIED_AT_ONCE: u64 = 64;
 
 impl Ready {
-    /// Begins to make zeroes ready in `run`, which is to be 2 MiB.
+    /// Begins to make zeroes ready in `run`, which must be 2 MiB.
     pub const fn zeroes_in(run: Ahead) -> Self {
         // No image takes part, so no epoch matters.
         Ready::Mega { run, content: Content::ZERO, filled: 0, epoch: 0 }

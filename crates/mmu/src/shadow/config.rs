@@ -46,7 +46,7 @@ impl Config {
         Self::frames_each(upkeep) * PAGE_BYTES
     }
 
-    /// The fewest shadow pages for a VM with that many vCPUs: enough for a root for each, and one whole walk.
+    /// The fewest shadow pages for a VM with that many vCPUs: twice those of a root for each vCPU and of one whole walk.
     #[must_use]
     pub const fn least_pages<S: Shadowed>(vcpus: u32) -> u32 {
         2 * DEEPEST + 2 * vcpus * S::ROOT_FRAMES as u32

@@ -10,7 +10,7 @@ pub struct Calm {
 }
 
 impl Calm {
-    /// The most comparisons that are asked for.
+    /// The number of comparisons from which on it does not grow.
     const MOST: u16 = 2048;
 
     pub const NEW: Self = Self { found: 0, woken: 0 };
