@@ -15,7 +15,7 @@ guests::entry_point!(main);
 
 const PAGE: u64 = 4096;
 /// Of the rounds in calm times, so many are to be done in a storm, in percent.
-const BOUND: u64 = 90;
+const BOUND: u64 = 95;
 /// Windows in the mode `any`, and how long each is, in milliseconds.
 const WINDOWS: usize = 40;
 const WINDOW_MS: u64 = 4;

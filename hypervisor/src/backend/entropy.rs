@@ -82,6 +82,13 @@ impl Source {
         self.members.iter_mut().find(|member| member.id == id)
     }
 
+    /// Returns the VM that the device works for, if it has been asked for something.
+    #[must_use]
+    pub fn user(&self) -> Option<User> {
+        let first = self.waiting.front()?;
+        self.members.iter().find(|member| member.id == *first)?.user
+    }
+
     /// Handles the device's interrupt. Returns the VM whose piece has come.
     pub fn attend(&mut self) -> Option<User> {
         self.device.acknowledge();

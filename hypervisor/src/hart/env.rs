@@ -81,6 +81,11 @@ pub trait Env {
     fn attend_soon(&mut self, guest: Option<usize>);
     /// Like [`Env::attend_soon`], but at `time` of the host or a little later, for the devices of that guest.
     fn attend_at(&mut self, time: u64, guest: usize);
+    /// Returns the host time from which on this hart may do a piece of work for VMs that it does not run, while it has a guest
+    /// ([`crate::hart::budget::Budget`]).
+    fn others_from(&self) -> u64;
+    /// Charges work of that many ticks for VMs that this hart does not run.
+    fn charge_others(&mut self, ticks: u64);
     /// Makes this hart call [`crate::life::lifecycle::go_on`] within a millisecond or so, whatever its guest does.
     fn go_on_soon(&mut self);
     /// Lets hardware know that this is a busy-waiting loop.

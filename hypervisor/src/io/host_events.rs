@@ -10,6 +10,7 @@ use crate::hart::env::Env;
 use crate::io::outside::{Output, Reach, print_left};
 use crate::sync::Mutex;
 use crate::vm::Vm;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 /// Handles a disk's interrupt: its guest goes on with the finished requests.
@@ -53,7 +54,7 @@ fn resume<E: Env>(g: &Gnomon, user: Option<User>, env: &mut E) {
 /// Handles the interrupt of the host's network device.
 pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     g.offer.network.acknowledge();
-    deliver(g, env);
+    deliver_some(g, For::Due, env);
 }
 
 /// Serves the cards that frames wait for, and the frames that have come from the world: a portion, and the rest a
@@ -61,23 +62,45 @@ pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
 #[inline]
 pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
     if g.offer.network.has_work() {
-        deliver_some(g, env);
+        deliver_some(g, For::Exit, env);
     }
+}
+
+/// The reason for a delivery.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum For {
+    /// A guest's exit may have sent something: its time is its own.
+    Exit,
+    /// Frames wait. While the hart has a guest, those for other VMs are within its budget.
+    Due,
 }
 
 #[cold]
 #[inline(never)]
-fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
+fn deliver_some<E: Env>(g: &Gnomon, why: For, env: &mut E) {
     /// Frames in a portion.
     const MOST: usize = 8;
-    let network = &g.offer.network;
-    network.take_in(env.now());
-    let mut done = 0;
+    let (network, hart, begun) = (&g.offer.network, env.hart(), env.now());
+    let has_guest = g.harts[hart].has_guest.load(Ordering::Relaxed);
+    let is_foreign = |vm: &Vm| has_guest && !vm.runs_on(hart);
+    let may_do_others = |env: &E| env.others_from() <= env.now();
+    // The world's frames do not say which VM they are for before they are taken in.
+    let are_own = || network.users().into_iter().filter_map(|user| g.vms.get(user)).all(|vm| !is_foreign(&vm));
+    let takes_in = !has_guest || may_do_others(env) || are_own();
+    if takes_in {
+        network.take_in(begun);
+    }
+    let (mut done, mut foreign, mut postponed) = (0, 0, Vec::new());
     while done < MOST
         && let Some((user, frames)) = network.next_due()
     {
         match g.vms.get(user) {
+            Some(vm) if why == For::Due && is_foreign(&vm) && !may_do_others(env) => {
+                postponed.push(user);
+                continue;
+            }
             Some(vm) => {
+                foreign += if is_foreign(&vm) { frames } else { 0 };
                 let receive = |net: &mut Mmio<Net>, board: &mut dyn Board| {
                     // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
                     if !vm.is_frozen.load(Ordering::SeqCst) {
@@ -91,9 +114,16 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
         }
         done += frames;
     }
-    if network.has_work() {
-        // Any guest will do: whoever looks after one looks after these.
+    if why == For::Due && foreign != 0 {
+        env.charge_others((env.now() - begun) * foreign as u64 / done as u64);
+    }
+    let is_done = !network.has_work();
+    postponed.iter().for_each(|user| network.postpone(*user));
+    // Any guest will do: the hart that serves one delivers these.
+    if !is_done && takes_in {
         env.attend_soon(Some(network.any_user()));
+    } else if !is_done || !postponed.is_empty() {
+        env.attend_at(env.others_from(), network.any_user());
     }
 }
 
@@ -125,8 +155,8 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
     while let Some(slot) = next() {
         env.attend_soon(Some(slot));
     }
-    if guests != 0 {
-        deliver(g, env);
+    if guests != 0 && g.offer.network.has_work() {
+        deliver_some(g, For::Due, env);
     }
     print_left(g, env);
 }

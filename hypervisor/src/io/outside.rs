@@ -95,8 +95,7 @@ impl<E: Env> Outside for Reach<'_, E> {
 
     fn is_own(&self) -> bool {
         let hart = self.env.hart();
-        !self.g.harts[hart].has_guest.load(Ordering::Relaxed)
-            || self.vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
+        !self.g.harts[hart].has_guest.load(Ordering::Relaxed) || self.vm.runs_on(hart)
     }
 
     fn at(&mut self, time: u64) {

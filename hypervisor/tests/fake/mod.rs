@@ -116,6 +116,8 @@ pub struct Hart {
     pub asids: Ids,
     /// Ticks that pass while tables are loaded.
     pub load_ticks: u64,
+    /// The time from which on it may work for other VMs.
+    pub others_from: u64,
     pub events: Vec<Event>,
 }
 
@@ -222,6 +224,12 @@ impl Env for Hart {
     }
     fn attend_at(&mut self, time: u64, _: usize) {
         self.events.push(Event::AttendAt(time));
+    }
+    fn others_from(&self) -> u64 {
+        self.others_from
+    }
+    fn charge_others(&mut self, ticks: u64) {
+        self.others_from = self.time + 31 * ticks;
     }
     fn go_on_soon(&mut self) {
         self.events.push(Event::GoOnSoon);
@@ -388,6 +396,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         vsatp: 0,
         asids: Ids::new(1, 2),
         load_ticks: 0,
+        others_from: 0,
         events: Vec::new(),
     };
     (g, hart)

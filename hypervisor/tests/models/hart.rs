@@ -511,6 +511,10 @@ impl Env for Hart {
     }
     fn attend_soon(&mut self, _: Option<usize>) {}
     fn attend_at(&mut self, _: u64, _: usize) {}
+    fn others_from(&self) -> u64 {
+        0
+    }
+    fn charge_others(&mut self, _: u64) {}
     fn go_on_soon(&mut self) {
         // Where memory is not short, harts do it when they have nothing else to do.
         self.goes_on |= self.rig.g.pager.is_on();

@@ -21,11 +21,13 @@ use crate::slots::Handle;
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::SeqCst;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
+use abi::bundle::MAX_VMS;
 use abi::mac::Mac;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use arrayvec::ArrayVec;
 use core::fmt;
 use frame::Frame;
 use switch::{Route, Switch, WORLD};
@@ -278,6 +280,13 @@ impl Network {
         first.or_else(|| inner.members.iter().find_map(|member| member.user)).map_or(0, |user| user.slot)
     }
 
+    /// Returns the VMs whose cards have a driver.
+    #[must_use]
+    pub fn users(&self) -> ArrayVec<Handle, MAX_VMS> {
+        let inner = self.0.inner.lock();
+        inner.members.iter().filter(|member| member.is_up).filter_map(|member| member.user).collect()
+    }
+
     /// Acknowledges the interrupt of the host's device.
     pub fn acknowledge(&self) {
         self.0.inner.lock().world.iter_mut().for_each(|world| world.acknowledge());
@@ -337,6 +346,14 @@ impl Network {
                     None => member.start_over(),
                 }
             }
+        }
+    }
+
+    /// Notes that frames wait for that VM still.
+    pub fn postpone(&self, user: Handle) {
+        let inner = self.0.inner.lock();
+        if let Some(at) = inner.members.iter().position(|member| member.user == Some(user)) {
+            self.0.due.fetch_or(bit(at), SeqCst);
         }
     }
 

@@ -191,6 +191,15 @@ impl Env for Hart {
         self.due.serial = self.due.serial.min(time);
     }
 
+    fn others_from(&self) -> u64 {
+        self.host.budget.next()
+    }
+
+    fn charge_others(&mut self, ticks: u64) {
+        let now = metal::time();
+        self.host.budget.charge(now - ticks, now);
+    }
+
     fn go_on_soon(&mut self) {
         self.due.chores = self.due.chores.min(metal::time() + self.ticks.chores);
         self.due.serial = self.due.serial.min(self.due.chores);

@@ -1,7 +1,9 @@
 //! The host's devices that interrupt, and which of them do not interrupt this hart for now.
 
 use crate::drivers::PlicContext;
+use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
+use arrayvec::ArrayVec;
 use core::sync::atomic::Ordering;
 use hypervisor::backend::disks::Port;
 use hypervisor::backend::shares;
@@ -9,6 +11,7 @@ use hypervisor::gnomon::Gnomon;
 use hypervisor::hart::budget::Budget;
 use hypervisor::slots::Handle;
 use hypervisor::sync::Mutex;
+use hypervisor::vm::Vm;
 
 /// Most devices that interrupt, beside the UART: each has a bit.
 pub const MOST_DEVICES: usize = u64::BITS as usize;
@@ -31,13 +34,16 @@ pub enum Interrupts {
 }
 
 impl Interrupts {
-    /// The VM that the device works for now; `None` if it works for none, or for several.
-    fn user(&self) -> Option<Handle> {
-        match self {
-            Self::Disk(port) => port.lock().user().map(|user| user.vm),
-            Self::Share(port) => port.lock().user().map(|user| user.vm),
-            Self::Entropy | Self::Network | Self::Control | Self::Swap => None,
-        }
+    /// The VMs that the device works for now.
+    fn users(&self, g: &Gnomon) -> ArrayVec<Handle, MAX_VMS> {
+        let user = match self {
+            Self::Disk(port) => port.lock().user(),
+            Self::Share(port) => port.lock().user(),
+            Self::Entropy => g.offer.entropy.as_ref().and_then(|source| source.lock().user()),
+            Self::Network => return g.offer.network.users(),
+            Self::Control | Self::Swap => None,
+        };
+        user.into_iter().map(|user| user.vm).collect()
     }
 }
 
@@ -74,27 +80,25 @@ impl HostDevices {
 
     /// Chooses the course of device number `at`'s interrupt on hart `me` at host time `now`, while that hart has a vCPU of VM `own`.
     pub(super) fn course(&self, g: &Gnomon, (at, me): (usize, usize), own: Option<Handle>, now: u64) -> Course {
-        if own.is_none() {
+        let (Some(own), device) = (own, &self.devices[at].1) else { return Course::Own };
+        // Requests of the control channel come from the host, not from a VM.
+        if matches!(device, Interrupts::Control) || matches!(device, Interrupts::Swap) && g.pager.is_busy_for(own) {
             return Course::Own;
         }
-        let device = &self.devices[at].1;
-        let user = device.user();
-        // Requests of the control channel come from the host, not from a VM; and no interrupt of the network or of the entropy device says
-        // which VM it is for: it may be this hart's.
-        if matches!(device, Interrupts::Control | Interrupts::Network | Interrupts::Entropy) {
-            return Course::Own;
-        }
-        let pages = matches!(device, Interrupts::Swap) && own.is_some_and(|own| g.pager.is_busy_for(own));
-        if user == own || pages {
+        let users = device.users(g);
+        let is_own = users.contains(&own);
+        if is_own && users.len() == 1 {
             return Course::Own;
         }
         let runs_at = |hart: &usize| *hart != me && self.contexts.get(*hart).is_some_and(Option::is_some);
-        let vm = user.and_then(|user| g.vms.get(user));
-        let hart = vm.and_then(|vm| vm.vcpus.iter().map(|vcpu| vcpu.hart.load(Ordering::SeqCst)).find(runs_at));
-        match hart {
-            Some(hart) => Course::At(hart),
-            None if self.budget.allows(now) => Course::Foreign,
-            None => Course::Later,
+        let hart_of = |vm: Arc<Vm>| vm.vcpus.iter().map(|vcpu| vcpu.hart.load(Ordering::SeqCst)).find(runs_at);
+        let mut others = users.iter().filter_map(|user| g.vms.get(*user));
+        match others.find_map(hart_of) {
+            Some(hart) if !is_own => Course::At(hart),
+            _ if !self.budget.allows(now) => Course::Later,
+            // The delivery of frames charges those for other VMs itself.
+            _ if matches!(device, Interrupts::Network) => Course::Own,
+            _ => Course::Foreign,
         }
     }
 

@@ -1,14 +1,16 @@
 //! A neighbour that does what costs the machine most, by the schedule that `rounds` knows, on all its harts. With the argument
-//! `reboot` it starts over again and again instead; with `disk` each of its storms consists of reads of its disk.
+//! `reboot` it starts over again and again instead; with `disk`, `share` or `net` each of its storms consists of requests to that device.
 #![no_std]
 #![no_main]
 
+mod device;
+
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use device::Flood;
 use guests::console::{UART, line};
 use guests::schedule::{self, Moment, STORMS, Storm};
 use guests::trap::{disable, enable, on_interrupt, with_interrupts};
-use guests::virtio::{Device, NEXT, Rings, WRITE, describe, get16};
-use guests::{Check, access, board, ensure, ensure_eq, hart, ram, run, sbi};
+use guests::{Check, access, board, ensure, hart, run, sbi};
 use metal::csr;
 use rv::Interrupt::{SSoft, STimer};
 use sbi_spec::{rfnc, srst};
@@ -22,11 +24,8 @@ const HOLE: u64 = 0x5000_0000;
 /// The time of a life, in milliseconds, if the storm consists of reboots.
 const LIFE_MS: u64 = 2;
 
-const DISK: Device = Device(0x1000_2000);
-/// Reads of a page that are made at once.
-const READS: u64 = 16;
-/// The address of the disk's queue, and behind it the requests and their data, if storms consist of reads.
-static READER: Once<u64> = Once::new();
+/// The requests of which storms consist, if they do.
+static FLOOD: Once<Flood> = Once::new();
 
 /// The next untouched page of RAM.
 static FRESH: AtomicU64 = AtomicU64::new(0);
@@ -39,16 +38,11 @@ fn main() {
         with_interrupts(|| spin_until(metal::time() + board().ticks(LIFE_MS)));
         sbi::reset(srst::RESET_TYPE_COLD_REBOOT, 0);
     }
-    if board().bootargs == "disk" {
-        run("storm/reads", || {
-            let at = ram::pages(4 + READS as usize)[0].address();
-            Rings::at(at).clear();
-            DISK.set_up(0, &[Rings::at(at)])?;
-            READER.call_once(|| at);
+    if let Some(flood) = Flood::of(board().bootargs) {
+        run("storm/requests", || {
+            FLOOD.call_once(|| flood).start()?;
             blow(0);
-            ensure!(get16(Rings::at(at).device + 2) > 1000, "only {} reads", get16(Rings::at(at).device + 2));
-            ensure_eq!((0..READS).find(|n| access::peek(status(at, *n)) & 0xff != 0), None, "a read that failed");
-            Ok(())
+            flood.check()
         });
         return;
     }
@@ -118,33 +112,10 @@ fn blow(_: u64) {
     disable(SSoft.bit() | STimer.bit());
 }
 
-/// The address of the status of read `n`, behind its header.
-const fn status(queue: u64, n: u64) -> u64 {
-    queue + 0x3000 + 64 * n + 16
-}
-
-/// Reads pages of the disk, and waits for them.
-fn read_disk(queue: u64) {
-    let rings = Rings::at(queue);
-    for n in 0..READS {
-        let header = status(queue, n) - 16;
-        access::poke(header, 0);
-        access::poke(header + 8, 8 * n);
-        describe(rings.table, 3 * n, (header, 16), NEXT, 3 * n + 1);
-        describe(rings.table, 3 * n + 1, (queue + 0x4000 + PAGE * n, PAGE), NEXT | WRITE, 3 * n + 2);
-        describe(rings.table, 3 * n + 2, (header + 16, 1), WRITE, 0);
-        rings.offer(get16(rings.driver + 2), (3 * n) as u16);
-    }
-    DISK.set(0x050, 0);
-    while get16(rings.device + 2) != get16(rings.driver + 2) {
-        core::hint::spin_loop();
-    }
-}
-
 /// A short part of a storm.
 fn gust(storm: Storm) {
-    if let Some(queue) = READER.get() {
-        return read_disk(*queue);
+    if let Some(flood) = FLOOD.get() {
+        return flood.blow();
     }
     match storm {
         Storm::Console => _ = sbi::console_write(&[b'~'; 256]),

@@ -1,0 +1,166 @@
+//! Storms of requests to a virtio device.
+
+use guests::access::{peek, poke};
+use guests::virtio::{Device, NEXT, Rings, SIZE, WRITE, describe, get16};
+use guests::{Check, ensure, ensure_eq, ram};
+
+const PAGE: u64 = 4096;
+/// Requests that are made at once.
+const AT_ONCE: u64 = 16;
+/// The fewest requests of a storm.
+const LEAST: u16 = 300;
+/// Bytes of the header in front of each frame.
+const HEADER: u64 = 12;
+
+/// The kind of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Reads of a page.
+    Disk,
+    /// Messages that ask for the version of the protocol.
+    Share,
+    /// Questions for the gateway's address (ARP), and the answers.
+    Net,
+}
+
+/// A storm of requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Flood {
+    kind: Kind,
+    device: Device,
+    /// The queue for requests, and the pages of the requests behind it: one for what the device reads, one for what it writes.
+    requests: Rings,
+    pages: u64,
+    /// The queue for what comes by itself, and its buffers.
+    arrivals: Rings,
+    buffers: u64,
+}
+
+impl Flood {
+    /// Returns the storm of that name, if there is one.
+    pub fn of(name: &str) -> Option<Self> {
+        let (kind, device) = match name {
+            "disk" => (Kind::Disk, 0x1000_2000),
+            "share" => (Kind::Share, 0x1000_a000),
+            "net" => (Kind::Net, 0x1000_9000),
+            _ => return None,
+        };
+        let rings = ram::pages(8)[0].address();
+        let pages = ram::pages(2 * AT_ONCE as usize)[0].address();
+        let buffers = ram::pages(SIZE as usize)[0].address();
+        let (requests, arrivals) = (Rings::at(rings), Rings::at(rings + 4 * PAGE));
+        Some(Self { kind, device: Device(device), requests, pages, arrivals, buffers })
+    }
+
+    /// Sets the device up.
+    pub fn start(&self) -> Check {
+        self.requests.clear();
+        self.arrivals.clear();
+        if self.kind != Kind::Net {
+            return self.device.set_up(0, &[self.requests]);
+        }
+        self.device.set_up(1 << 5, &[self.arrivals, self.requests])?;
+        for n in 0..SIZE {
+            describe(self.arrivals.table, n, (self.buffers + PAGE * n, 2048), WRITE, 0);
+            self.arrivals.offer(n as u16, n as u16);
+        }
+        Ok(())
+    }
+
+    /// Makes some requests, and waits until they are done.
+    pub fn blow(&self) {
+        let rings = &self.requests;
+        for n in 0..AT_ONCE {
+            let head = self.request(n);
+            rings.offer(get16(rings.driver + 2), head as u16);
+        }
+        let is_net = self.kind == Kind::Net;
+        self.device.set(0x050, u32::from(is_net));
+        while get16(rings.device + 2) != get16(rings.driver + 2) {
+            core::hint::spin_loop();
+        }
+        if is_net {
+            self.take_arrivals();
+        }
+    }
+
+    /// Writes request `n` and its descriptors. Returns the first of these.
+    fn request(&self, n: u64) -> u64 {
+        let (head, table, page) = (3 * n, self.requests.table, self.pages + 2 * PAGE * n);
+        let answer = page + PAGE;
+        match self.kind {
+            Kind::Disk => {
+                poke(page, 0);
+                poke(page + 8, 8 * n);
+                describe(table, head, (page, 16), NEXT, head + 1);
+                describe(table, head + 1, (answer, PAGE), NEXT | WRITE, head + 2);
+                describe(table, head + 2, (page + 16, 1), WRITE, 0);
+            }
+            Kind::Share => {
+                // Tversion: its length, type and tag, the most that a message may have, and the name of the version.
+                let message = *b"\x15\0\0\0\x64\xff\xff\0\x20\0\0\x08\x009P2000.L\0\0\0";
+                for (word, bytes) in (0..).zip(message.chunks(8)) {
+                    poke(page + 8 * word, bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)));
+                }
+                describe(table, head, (page, 21), NEXT, head + 1);
+                describe(table, head + 1, (answer, 64), WRITE, 0);
+            }
+            Kind::Net => {
+                for (word, value) in (0..).zip(self.question()) {
+                    poke(page + 8 * word, value);
+                }
+                describe(table, head, (page + 4, HEADER + 60), 0, 0);
+            }
+        }
+        head
+    }
+
+    /// Returns a frame that asks for the gateway's address, from 16 bytes behind the beginning on.
+    fn question(&self) -> [u64; 10] {
+        let words = [self.device.get(0x100), self.device.get(0x104)].map(u32::to_le_bytes);
+        let mac: [u8; 6] = core::array::from_fn(|n| words[n / 4][n % 4]);
+        let mut bytes = [0; 80];
+        let frame = &mut bytes[16..];
+        frame[..6].fill(0xff);
+        frame[6..12].copy_from_slice(&mac);
+        frame[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        frame[22..28].copy_from_slice(&mac);
+        frame[28..32].copy_from_slice(&[10, 0, 2, 100]);
+        frame[38..42].copy_from_slice(&[10, 0, 2, 2]);
+        core::array::from_fn(|word| {
+            bytes[8 * word..8 * word + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+        })
+    }
+
+    /// Offers the buffers of what has come again.
+    fn take_arrivals(&self) {
+        let rings = &self.arrivals;
+        // As many are out as there are.
+        while get16(rings.device + 2).wrapping_add(SIZE as u16) != get16(rings.driver + 2) {
+            let made = get16(rings.driver + 2);
+            let element = rings.device + 4 + 8 * (u64::from(made.wrapping_sub(SIZE as u16)) % SIZE);
+            rings.offer(made, get16(element));
+        }
+        self.device.set(0x050, 0);
+    }
+
+    /// Checks that there were enough requests, and that they were answered.
+    pub fn check(&self) -> Check {
+        let done = get16(self.requests.device + 2);
+        ensure!(done > LEAST, "only {done} requests");
+        let answers = self.pages + PAGE;
+        match self.kind {
+            Kind::Disk => {
+                let failed = (0..AT_ONCE).find(|n| peek(self.pages + 2 * PAGE * n + 16) & 0xff != 0);
+                ensure_eq!(failed, None, "a read that failed");
+            }
+            // Rversion.
+            Kind::Share => ensure_eq!(peek(answers) >> 32 & 0xff, 101, "the answer's type"),
+            Kind::Net => {
+                let came = get16(self.arrivals.device + 2);
+                ensure!(came > LEAST, "only {came} answers");
+            }
+        }
+        Ok(())
+    }
+}
