@@ -211,7 +211,7 @@ fn only_what_is_as_it_was_for_long_enough_is_changed() {
         }
         round_at(&mut vm, (110, SETTLED));
         round_at(&mut vm, (119, SETTLED));
-        assert_eq!(counts(&vm), [0; 4], "they were gone, and nobody looked meanwhile");
+        assert_eq!(counts(&vm), [0; 4], "they were gone, and there was no look meanwhile");
         assert!(round_at(&mut vm, (120, SETTLED)));
         assert_eq!(counts(&vm), [2, 0, 1, 512]);
         for n in 0..1024 {

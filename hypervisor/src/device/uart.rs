@@ -258,7 +258,7 @@ impl Uart {
                 if self.ier & IER_THRE != 0 {
                     self.draining = true;
                 } else {
-                    self.raise_thre(); // nobody is to be told when
+                    self.raise_thre(); // no interrupt is enabled for it
                 }
                 if self.quiet > 0 {
                     self.quiet = QUIET_READS; // LSR was read for the sake of this byte
@@ -479,7 +479,7 @@ mod tests {
             let is_taken = offset == 0 && short.take(value);
             if is_taken {
                 taken += 1;
-                assert_eq!((short.interrupt(), near.is_soon), line, "nobody is to be told of anything");
+                assert_eq!((short.interrupt(), near.is_soon), line, "no interrupt and no moment is asked for");
             } else {
                 assert_eq!(short.store(offset, 1, value.into(), &mut near), Answer::Done(()));
             }
@@ -594,6 +594,6 @@ mod tests {
         uart.write(0, b'z');
         uart.moment(&mut World::default());
         uart.completed();
-        assert!(uart.interrupt(), "nobody has claimed that");
+        assert!(uart.interrupt(), "that one was not claimed");
     }
 }

@@ -79,9 +79,9 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
         match g.vms.get(user) {
             Some(vm) => {
                 let receive = |net: &mut Mmio<Net>, board: &mut dyn Board| {
-                    // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
+                    // The memory of a frozen VM does not change: frames wait, and are lost if that takes long.
                     if !vm.is_frozen.load(Ordering::SeqCst) {
-                        // What it sends is its own hart's to do.
+                        // The VM's own hart serves what it sends.
                         net.moment_of(RECEIVE, board);
                     }
                 };
@@ -92,7 +92,7 @@ fn deliver_some<E: Env>(g: &Gnomon, env: &mut E) {
         done += frames;
     }
     if network.has_work() {
-        // Any guest will do: whoever looks after one looks after these.
+        // Any guest will do: the hart that serves its devices serves these members, too.
         env.attend_soon(Some(network.any_user()));
     }
 }
@@ -117,7 +117,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
         (at < u64::BITS).then_some((at + first) as usize % u64::BITS as usize)
     };
     for _ in 0..AT_ONCE {
-        // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+        // The slot's VM may be gone. A moment does no harm to the VM that has the slot now.
         if let Some(vm) = next().and_then(|slot| g.vms.at(slot)) {
             give_moments(g, &vm, env);
         }
