@@ -212,7 +212,7 @@ impl Uart {
     pub fn take(&mut self, byte: u8) -> bool {
         let waiting = self.sending.len();
         let tells = self.ier & IER_THRE != 0;
-        // Who has bytes that wait has asked for a moment.
+        // A UART with waiting bytes has asked for a moment already.
         let is_one_more = byte != b'\n' && waiting.wrapping_sub(1) < LOT - 2;
         let is_plain = self.lcr & LCR_DLAB | self.mcr & MCR_LOOP | u8::from(tells & (self.thre | !self.draining)) == 0;
         if !(is_one_more && is_plain) {

@@ -369,7 +369,7 @@ fn put_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) {
 /// hart calls it while it has nothing else to do, and now and then ([`Env::go_on_soon`]).
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) -> bool {
     let before = g.pager.events();
-    // Who waits for memory has nothing to do until something has happened.
+    // A chore that waits for memory has nothing to do until an event has happened.
     let can_go_on = |chore: &Chore| chore.since != Some(before) || !g.pager.has_work();
     let Some(Chore { vm, work, .. }) = g.chores.take(can_go_on) else {
         if !g.chores.is_empty() {

@@ -17,8 +17,8 @@ impl Hart {
         // Before any walk can happen: an edit of the tables fences the harts that have arrived.
         let generation = shootdown::arrive(&vm, self.index);
         if self.tags.views[vm.slot()].vm != vm.handle.number {
-            // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that is not reused before all harts'
-            // TLBs are fenced, so the new VM has nothing there yet.
+            // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that is not reused before the hart has
+            // fenced all of them, so the new VM has nothing there yet.
             self.tags.views[vm.slot()] = View::of(vm.handle.number, generation);
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
@@ -90,7 +90,7 @@ impl Hart {
     pub(super) fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         let now = self.now();
         if self.g.sched.ready_since() > now {
-            // It says so first and looks again then: who becomes ready between finds a hart that spins.
+            // The flag is set before this looks again: a hart that makes a vCPU ready in between finds one that spins.
             self.set_spins(self.traps_wfi);
             let next = self.g.sched.ready_since();
             if next > now {
