@@ -118,7 +118,7 @@ fn a_console_is_on_several_terminals_and_they_come_back() {
     one.type_in("\x01d");
     one.exp_string("left the console of echo").expect("a word");
     one.expect_restored("0");
-    // Who comes later sees what was there.
+    // A shell that attaches later sees the earlier output.
     let mut three = run.attach("echo");
     three.exp_string("second\x01.").expect("the end of what was printed");
     run.command("stop echo").assert().success();

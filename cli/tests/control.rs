@@ -313,7 +313,7 @@ fn the_machine_bears_whoever_speaks_to_it() {
     .collect();
     line.write_all(&noise).expect("it listens");
     is_well(&mut line, 2);
-    // Requests that end in the middle, each followed by whole ones; and clients that disconnect after one.
+    // Requests that end in the middle, each followed by whole ones; and clients that disconnect in the middle of one.
     let pause = encode(3, &Request::Pause(0));
     for end in 1..pause.len() - 1 {
         line.write_all(&pause[..end]).expect("it listens");

@@ -300,7 +300,7 @@ fn a_console_is_read_and_typed_on() {
     assert_eq!(g.console.write(vm.slot(), b"one\ntwo").0, 7);
     assert_eq!(output(&g, &mut hart, None), (0, "one\ntwo".into(), false));
     assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
-    // Two readers see the same, and who asks for what never was gets nothing.
+    // Two readers see the same, and a request for output that never was gets nothing.
     assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
     assert_eq!(output(&g, &mut hart, Some(u64::MAX)), (7, String::new(), false));
     // A flood: what is kept is the end of it, and an answer has so much of that.

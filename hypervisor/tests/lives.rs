@@ -158,7 +158,7 @@ fn memory_is_given_back_in_portions() {
         let mut portions = Vec::new();
         while !w.g.is_over() {
             let (before, asked) = (w.g.frames().free_count(), w.hart.asked_to_go_on());
-            assert!(asked, "the hart asks to go on while something is left");
+            assert!(asked, "the hart asks to go on");
             assert!(lifecycle::go_on(&w.g, &mut w.hart));
             portions.push(w.g.frames().free_count() - before);
         }

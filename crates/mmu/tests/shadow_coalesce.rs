@@ -245,7 +245,7 @@ fn a_leaf_that_comes_late_makes_its_table_one_that_is_looked_at_again() {
     round_at(&mut vm, (100, 10));
     round_at(&mut vm, (110, 10));
     assert_eq!(counts(&vm), [1, 0, 0, 0], "one of its leaves is missing");
-    // The page is there again before its user comes, who finds all that it needs.
+    // The page is there again before its user's access, which finds all that it needs.
     vm.bring(DATA + 40);
     vm.access_as_user(address(0, 40));
     assert!(round_at(&mut vm, (120, 10)));

@@ -263,7 +263,7 @@ fn without_a_device_pages_of_zeroes_go() {
         let counters = rig.g.stats().vms[0].counters.clone();
         assert!(counters["gstage.zero_pages"] > 400 && counters["gstage.swapped_out"] == 0, "{counters:?}");
         assert_eq!(rig.load(0, 0..USED), Done::Yes);
-        // When nothing of zeroes is left, who wants more ends.
+        // When no pages of zeroes are left, a VM that needs more memory ends.
         assert_eq!(rig.fill(1, 900..USED), Done::Yes);
         assert_eq!(rig.fill(0, 50..USED), Done::Over);
         assert_eq!(rig.load(1, 0..USED), Done::Yes);

@@ -268,7 +268,7 @@ impl Pager {
                 Err(Fetched::Waits) => {}
                 Err(other) => return other,
             }
-            // Who reads one reads on, most often.
+            // Most reads are sequential.
             for number in number + 1..(number + 1 + g.tunables.get(Id::ReadAhead)).min(originals.end()) {
                 let is_away = originals.state(number) == Original::Out && !is_coming(&inner, number);
                 let Some(slot) = inner.shelf.of(number).filter(|_| is_away) else { break };

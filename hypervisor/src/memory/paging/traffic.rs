@@ -194,7 +194,7 @@ impl Pager {
             Goal::Nothing => false,
             Goal::Limits(slots) => self.over_limit.fetch_and(!slots, SeqCst) != 0,
             // It may have been for a VM that is to need some only later: what can be taken then is another matter.
-            // Who needs frames side by side has been woken for each that came.
+            // A vCPU that needs contiguous frames has been woken for each frame that came.
             Goal::Free => {
                 let is_waited_for = self.waiting.load(SeqCst) != 0 || self.aim.load(SeqCst) != 0;
                 self.is_short.swap(false, SeqCst) && is_waited_for
@@ -291,7 +291,7 @@ impl Pager {
             let Some(request) = inner.requests.iter_mut().find(|request| request.token == Some(token)) else {
                 unreachable!("the device has finished what was not begun")
             };
-            // The request stays in the list until all is done: as long, its VM exists, and that page of the device is
+            // The request stays in the list until all is done: until then its VM exists, and that page of the device is
             // not requested.
             request.token = None;
             let Request { way, whose, slot, comes, is_moot, .. } = *request;
@@ -438,7 +438,7 @@ impl Pager {
 
     /// Wakes those that wait for a frame, or for the device: there may be some.
     pub fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
-        // Counted first: who says only now that it waits, and so is not among them, looks at the count after that.
+        // Counted first: a vCPU that only now begins to wait, and so is not released here, reads the count after that.
         self.events.fetch_add(1, SeqCst);
         self.release_waiting(g, env);
     }

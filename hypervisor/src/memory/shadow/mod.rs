@@ -105,7 +105,7 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
 
 /// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
-    // Who steers lives by the fence after an entry has become valid.
+    // Steering relies on the fence after an entry has become valid.
     offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
 }
 
