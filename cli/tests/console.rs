@@ -67,8 +67,8 @@ impl Both {
         let files = [vm("echo", &echo()), vm("flood", &flood())];
         let args = files.iter().map(|file| file.as_os_str()).chain(["--harts", "2"].map(OsStr::new));
         let mut run = Run::start(dir.path(), args, ("flood| ABC", 1));
-        // Somebody has to read it, or the guests wait.
-        let output = run.output.take().expect("nobody else reads it");
+        // The output has to be read, or the guests wait.
+        let output = run.output.take().expect("it is taken once");
         std::thread::spawn(move || drain(output));
         Self { dir, _run: run }
     }
@@ -118,7 +118,7 @@ fn a_console_is_on_several_terminals_and_they_come_back() {
     one.type_in("\x01d");
     one.exp_string("left the console of echo").expect("a word");
     one.expect_restored("0");
-    // Who comes later sees what was there.
+    // A shell that attaches later sees the earlier output.
     let mut three = run.attach("echo");
     three.exp_string("second\x01.").expect("the end of what was printed");
     run.command("stop echo").assert().success();
@@ -160,7 +160,7 @@ fn who_does_not_read_keeps_nobody_and_hears_what_was_lost() {
         assert!(since.elapsed() < Duration::from_secs(60), "the VM waits for who does not read");
         sleep(Duration::from_millis(50));
     }
-    // Meanwhile the VM and everybody else go on: what is typed here is all seen, and the flood is another one.
+    // Meanwhile the VM and all others go on: `echo` gets all input and returns it, and `flood` makes more exits.
     let before = exits(&run);
     let typed: String = (0..2000).map(|n| format!("{n} ")).collect();
     let mut echo = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))

@@ -81,7 +81,7 @@ impl Scratch {
 /// Waits for the end of a run. Returns its status, and its output until then.
 fn end(mut run: Run) -> (Option<i32>, String) {
     let mut text = String::new();
-    run.output.take().expect("nobody else reads it").read_to_string(&mut text).expect("text");
+    run.output.take().expect("it is taken once").read_to_string(&mut text).expect("text");
     (run.child.wait().expect("its status").code(), text)
 }
 
@@ -98,7 +98,7 @@ fn commands_reach_runs_and_their_vms() {
     assert_eq!(rows[0][..5], ["a", "a", "running", "two-stage", "1"]);
     assert_eq!(rows[1][..5], ["a", "b", "running", "lazy", "1"]);
     assert_eq!(rows.iter().map(|row| row[row.len() - 1]).collect::<Vec<_>>(), ["-", "agent,log"]);
-    // Somebody at a port, which its guest knows nothing of.
+    // A client at a port that its guest does not use.
     let listed: serde_json::Value = serde_json::from_str(&scratch.output("ps --json")).expect("JSON");
     assert_eq!(listed[1]["ports"]["log"], scratch.path("gnomon/a.ports/b/log").to_str().expect("text"));
     scratch.refused("port b agnet", &["no port `agnet`", "agent, log"]);
@@ -123,7 +123,7 @@ fn commands_reach_runs_and_their_vms() {
     scratch.refused("pause", &["several VMs", "a, b"]);
     scratch.refused("pause c", &["`c`", "a, b"]);
     scratch.refused("pause --run z a", &["`z`"]);
-    // A pause is one VM's, and whoever is paused does nothing.
+    // A pause is for one VM, and a paused VM makes no exits.
     scratch.command("pause a").success();
     scratch.refused("pause a", &["paused already"]);
     let (paused, other) = (scratch.exits("a"), scratch.exits("b"));
@@ -268,7 +268,7 @@ fn answer(line: &mut UnixStream, number: u32) -> Answer {
         assert_ne!(count, 0, "the machine is gone");
         let mut bytes = &buffer[..count];
         while let Some(frame) = reader.next(&mut bytes) {
-            // An answer that was cut off, since nobody had read it.
+            // An answer may be cut off, because it was not read.
             match frame.and_then(|mut frame| decode(&mut frame)) {
                 Ok((found, answer)) if found == number => return answer,
                 _ => {}
@@ -313,7 +313,7 @@ fn the_machine_bears_whoever_speaks_to_it() {
     .collect();
     line.write_all(&noise).expect("it listens");
     is_well(&mut line, 2);
-    // Requests that end in the middle, each followed by whole ones; and whoever sends them goes.
+    // Requests that end in the middle, each followed by whole ones; and clients that disconnect in the middle of one.
     let pause = encode(3, &Request::Pause(0));
     for end in 1..pause.len() - 1 {
         line.write_all(&pause[..end]).expect("it listens");
@@ -324,7 +324,7 @@ fn the_machine_bears_whoever_speaks_to_it() {
             line = connect();
         }
     }
-    // So many that their answers, which nobody reads, have no room.
+    // So many that there is no room for their answers, which are not read.
     let flood = encode(5, &Request::Counters(abi::control::Whose::Host)).repeat(1000);
     line.write_all(&flood).expect("it listens");
     is_well(&mut line, 6);

@@ -141,7 +141,7 @@ fn work_that_is_begun_here_is_done_there() {
     let socket = scratch.path("gnomon/first.ports/linux/agent");
     let mut speaker = UnixStream::connect(socket).expect("it has the port");
     speaker.write_all(b"spoken there\n").expect("it is taken");
-    // It goes on all the same.
+    // The VM goes on after the refusal.
     fs::write(here.join("go"), "").expect("a file");
     // What is on its way is lost, and this is not any more.
     wait_for(&mut run, "part 50 of it");

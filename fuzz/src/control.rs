@@ -165,7 +165,7 @@ fn speak(u: &mut Unstructured<'_>, g: &mut Gnomon, hart: &mut Hart) {
         while !wire.0.lock().expect("one thread").0.is_empty() || g.channel.is_due() {
             hart.events.clear();
             control::attend(g, hart);
-            assert!(!g.channel.is_due() || hart.events.contains(&Event::AttendSoon), "nobody looks again");
+            assert!(!g.channel.is_due() || hart.events.contains(&Event::AttendSoon), "the hart does not attend again");
         }
         // What the hart does then.
         if u.arbitrary().unwrap_or(true) {

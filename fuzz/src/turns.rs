@@ -71,7 +71,7 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
             exit(w, *u.choose(&FAULTS)?, address(u)?)
         }
         4 => {
-            // What a guest stores to its tables nobody sees, in either way.
+            // A guest's stores to its tables are not trapped, with either kind of tables.
             let (table, index) = (u.int_in_range(0..=TABLES - 1)?, u.int_in_range(0..=3u64)?);
             let (vm, at) = (w.run.vm.clone(), (ROOT + table) << 12 | index << 3);
             let stored = write(&w.g, &vm, Addr::new(at), &entry(u)?.to_le_bytes(), &mut w.hart);

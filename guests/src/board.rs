@@ -48,8 +48,8 @@ fn tree_bytes(at: u64) -> Option<&'static [u8]> {
     if at == 0 || !header.is_aligned() {
         return None;
     }
-    // SAFETY: a1 is the device tree's address (SBI's boot protocol); nothing of ours lies there,
-    // and nobody writes it.
+    // SAFETY: a1 is the device tree's address (SBI's boot protocol); nothing of ours lies there, and it is never
+    // written.
     unsafe {
         if u32::from_be(*header) != MAGIC {
             return None;

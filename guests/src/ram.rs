@@ -33,7 +33,7 @@ pub fn pages(count: usize) -> &'static [Page] {
     assert!(next <= end, "{count} pages are more than the free RAM, up to {end:#x}, has left");
     *rest = Some((next, end));
     drop(rest);
-    // SAFETY: free RAM belongs to nobody, these pages are handed out once, any value is a good one.
+    // SAFETY: free RAM has no other user, these pages are handed out once, any value is a good one.
     let pages = unsafe { slice::from_raw_parts(ptr::with_exposed_provenance::<Page>(at as usize), count) };
     pages.iter().flat_map(|page| &page.0).for_each(|word| word.store(0, Relaxed));
     pages

@@ -125,7 +125,7 @@ impl Gnomon {
     /// spins.
     pub fn rouse<E: Env>(&self, preferred: usize, env: &mut E) {
         let me = env.hart();
-        // Whoever finds a hart idle claims it, so that two vCPUs made ready rouse two harts.
+        // The swap claims an idle hart, so that two vCPUs made ready rouse two harts.
         let idle = |hart: &usize| *hart != me && self.harts[*hart].idle.swap(false, Ordering::SeqCst);
         let spins = |hart: &usize| self.harts[*hart].spins.swap(false, Ordering::SeqCst);
         let all = 0..self.harts.len();

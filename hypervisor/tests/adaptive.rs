@@ -102,7 +102,7 @@ fn a_steered_guest_stays_so_on_roots_that_are_and_takes_others_nested() {
         assert_eq!(w.run.tables == Tables::TwoStage, is_nested, "{satp:#x}");
     }
     assert!(w.hart.events.contains(&Event::TwoStage) && w.hart.vsatp == unknown);
-    // Nobody sees that it goes back, but the next look.
+    // Only the next look sees that the guest goes back.
     w.hart.vsatp = SATP;
     assert!(!look(&mut w), "it is known to cost little");
 }

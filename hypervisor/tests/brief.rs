@@ -171,7 +171,7 @@ fn a_root_is_not_loaded_while_something_is_posted() {
     w.run.context.x[5] = root(1);
     let load = exit(VIRTUAL, satp(0, 5));
     w.run.shared.posted.store(request::FENCES, SeqCst);
-    assert_eq!(w.brief(load), Brief::NO, "whoever posted it may have seen the other root");
+    assert_eq!(w.brief(load), Brief::NO, "its sender may have seen the other root");
     assert_eq!((w.run.shared.satp.load(SeqCst), w.run.bank.csrs.vsatp), (root(0), root(0)));
     w.run.shared.posted.store(0, SeqCst);
     assert_eq!(w.brief(load), Brief::OVER);

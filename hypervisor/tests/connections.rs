@@ -63,7 +63,7 @@ fn a_guest_and_a_program_of_the_host_speak_with_each_other() {
         write(&mut w, DATA, b"answer");
         offer(&mut w, (DEVICE, OUT), 0, &[(DATA, 6, 0)]);
         assert_eq!(exchange(&mut w, said(1, 5, b"", 0)).bytes.0, b"answer", "{mmu}");
-        // What it was told of: the port, its name, and that somebody is there.
+        // What the driver was told: the port, its name, and that a client is connected.
         for (made, message) in
             (0..).zip([&[1, 0, 0, 0, 1, 0, 1, 0][..], b"\x01\0\0\0\x07\0\x01\0one", &[1, 0, 0, 0, 6, 0, 1, 0]])
         {

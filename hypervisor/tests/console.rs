@@ -48,7 +48,7 @@ fn what_is_sent_is_printed_and_what_is_typed_comes() {
         assert_eq!(vm.devices.with(board, |console: &mut Mmio<Console>, _| console.counts().1), Some(0));
         write(&mut w, DATA, &[0xee; 8]);
         listen(&mut w, &[(DATA, 6, 2)]);
-        assert_eq!(data(&mut w), [0xee; 8], "{mmu}: nobody has typed");
+        assert_eq!(data(&mut w), [0xee; 8], "{mmu}: there is no input yet");
         let vm = w.run.vm.clone();
         assert_eq!(type_in(&w.g, &vm, b"typed!!", &mut w.hart), 7);
         assert_eq!(&data(&mut w), b"typed!\xee\xee", "{mmu}");
@@ -119,7 +119,7 @@ fn what_is_typed_goes_by_when_somebody_looks_at_the_line() {
     write(&mut w, DATA, &[0xee; 8]);
     write(&mut w, driver::DRIVER + 2, &[2, 0, 0, 0, 0, 0]);
     driver::set(&mut w, BALLOON + 0x030, 0);
-    assert_eq!(data(&mut w), [0xee; 8], "the console's interrupt would be nobody's to raise");
+    assert_eq!(data(&mut w), [0xee; 8], "nothing would raise the console's interrupt");
     driver::set(&mut w, DEVICE + 0x050, RECEIVE);
     assert_eq!(&data(&mut w)[..2], b"re");
 }

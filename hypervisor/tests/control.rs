@@ -201,7 +201,7 @@ fn harts_are_asked_and_kicked_once() {
     let expected = [HartTimes { guest: 50, ..HartTimes::default() }, HartTimes::default()];
     assert_eq!(harts(&mut w), Answer::Harts(expected.into()));
     assert!(!w.hart.events.contains(&fake::Event::Ipi(0)) && w.hart.events.contains(&fake::Event::Ipi(1)));
-    // Nobody keeps them at it for ever.
+    // The time that a request asks for is bounded.
     let _ = ask(&w.g, &mut w.hart, &wire, &Request::Harts(u32::MAX));
     assert!(!w.g.asked.is_on(w.hart.time + u64::from(MOST_MS) * 10_000));
 }
@@ -261,7 +261,7 @@ fn what_is_no_request_is_passed_over_or_refused() {
     while wire.clone().has_more() || w.g.channel.is_due() {
         w.hart.events.clear();
         control::attend(&w.g, &mut w.hart);
-        assert_eq!(w.g.channel.is_due(), w.hart.events.contains(&fake::Event::AttendSoon), "somebody looks again");
+        assert_eq!(w.g.channel.is_due(), w.hart.events.contains(&fake::Event::AttendSoon), "the hart attends again");
     }
     let answers = wire.answers();
     // The first is the end of what is no frame: a delimiter stands in front of each.
@@ -300,7 +300,7 @@ fn a_console_is_read_and_typed_on() {
     assert_eq!(g.console.write(vm.slot(), b"one\ntwo").0, 7);
     assert_eq!(output(&g, &mut hart, None), (0, "one\ntwo".into(), false));
     assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
-    // Two readers see the same, and who asks for what never was gets nothing.
+    // Two readers see the same, and a request for output that never was gets nothing.
     assert_eq!(output(&g, &mut hart, Some(4)), (4, "two".into(), false));
     assert_eq!(output(&g, &mut hart, Some(u64::MAX)), (7, String::new(), false));
     // A flood: what is kept is the end of it, and an answer has so much of that.

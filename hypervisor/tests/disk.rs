@@ -89,7 +89,7 @@ fn what_a_vm_has_lent_is_nobody_elses_though_the_vm_starts_over() {
         let vm = w.run.vm.clone();
         depart(&w.g, &vm, Departure::Reboot, &mut w.hart);
         park(&w.g, w.run, &mut w.hart);
-        // Whoever takes all memory there is, and fills it, does not have that.
+        // An owner that takes and fills all free memory does not get the lent frames.
         let mine = mmu::frames::Owner::Vm(9);
         let taken: Vec<_> = std::iter::from_fn(|| w.g.frames().alloc(mine, mmu::frames::Use::Guest, 0).ok()).collect();
         let mut mem = w.hart.mem.clone();

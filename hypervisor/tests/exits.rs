@@ -133,7 +133,7 @@ fn guest_tables_in_a_hole_fault_with_the_original_access() {
     let mut w = nested();
     let outcome = w.exit(STORE, 0x1000, 0x4000_0008, mmu::two_stage::TINST_PTE_READ);
     trapped(&w, outcome, Exception::StoreAccess, 0x1000, GUEST_ENTRY);
-    // Even where a device is: nobody walks through a UART.
+    // Even where a device is: a walk does not read a UART's registers.
     let outcome = w.exit(LOAD, 0x1000, UART, mmu::two_stage::TINST_PTE_READ);
     assert_eq!(outcome, Outcome::Resume);
     assert_eq!(w.hart.regs.vscause, Exception::LoadAccess.code());

@@ -158,7 +158,7 @@ fn memory_is_given_back_in_portions() {
         let mut portions = Vec::new();
         while !w.g.is_over() {
             let (before, asked) = (w.g.frames().free_count(), w.hart.asked_to_go_on());
-            assert!(asked, "whoever leaves something to be done says so");
+            assert!(asked, "the hart asks to go on");
             assert!(lifecycle::go_on(&w.g, &mut w.hart));
             portions.push(w.g.frames().free_count() - before);
         }
@@ -502,7 +502,7 @@ fn a_paused_vm_keeps_its_state_and_goes_on() {
     let vm = w.run.vm.clone();
     w.run.context.x[5] = 77;
     assert!(pause(&w.g, &vm, &mut w.hart) && !pause(&w.g, &vm, &mut w.hart));
-    let other = w.g.sched.take(1).expect("whoever takes it finds the wish");
+    let other = w.g.sched.take(1).expect("the hart that takes it finds the request");
     leave_for_pause(&w.g, w.run, &mut w.hart);
     assert!(resume(&w.g, &vm, &mut w.hart) && !resume(&w.g, &vm, &mut w.hart));
     // That one was not aside yet when the VM went on.

@@ -169,7 +169,7 @@ fn what_waits_for_a_vm_that_ends_is_nobodys() {
     for n in 2..100 {
         pair.send(0, n, n);
     }
-    assert!(!pair.g.offer.network.has_work(), "nobody is left to be looked after");
+    assert!(!pair.g.offer.network.has_work(), "no member is left to be served");
     assert_eq!(pair.count(0, "net.frames_out"), 99);
     printed();
 }

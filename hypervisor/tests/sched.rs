@@ -112,7 +112,7 @@ fn a_vcpu_that_something_is_posted_to_never_waits() {
                 }
             });
         }
-        // Each post waits until it was served, by a hart that ran the vCPU: nobody else would ever wake it.
+        // Each post waits until a hart that ran the vCPU has served it: nothing else would ever wake the vCPU.
         for n in 0..ROUNDS {
             let vcpu = &vcpus[n as usize % vcpus.len()];
             vcpu.posted.fetch_or(request::SOFTWARE, SeqCst);

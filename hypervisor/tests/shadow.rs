@@ -201,7 +201,7 @@ fn after_a_byte(tinst: u64) -> (World, Exit) {
     (w.run.context.x[A0], w.run.context.x[A1]) = (UART, u64::from(b'A'));
     let exit = Exit { cause: STORE, tval: UART, tval2: 0, tinst };
     let there = Known::NoRam(Addr::new(UART));
-    assert_eq!(w.brief(exit).known(), Some(there), "nobody knows the way");
+    assert_eq!(w.brief(exit).known(), Some(there), "the way is not known yet");
     assert_eq!(w.exit(STORE, UART, 0, tinst), Outcome::Resume);
     (w, exit)
 }

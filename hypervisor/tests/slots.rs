@@ -72,7 +72,7 @@ fn more_lives_than_slots_of_all_kinds_leave_nothing_beside_a_neighbour() {
         fake::write(&g, &vm, Addr::new(GUEST_RAM_BASE), &[life as u8; 9000], &mut hart).unwrap();
         (1..vm.vcpus.len() as u32).for_each(|id| start_vcpu(&g, &mut run, id, &mut hart));
         if let Some(before) = before.replace(end(&g, run, &mut hart)) {
-            assert_eq!(before.strong_count(), 0, "nobody has the VM before: it is gone, with its vCPUs");
+            assert_eq!(before.strong_count(), 0, "the VM before is gone, with its vCPUs");
         }
         assert_eq!(*vm.phase.lock(), Phase::Ended);
         assert_eq!(g.frames().usage(Owner::Vm(1)).total(), 0);

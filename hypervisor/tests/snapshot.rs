@@ -145,7 +145,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     };
     let (mut g, mut hart) = machine(vec![config], 1, timer);
     g.offer.guest = guest;
-    // Else nobody knows who sets A and D behind a G-stage.
+    // Otherwise it is unknown whether hardware sets A and D behind a G-stage.
     g.offer.two_stage_svadu = true;
     if timer == GuestTimer::Sbi {
         g.offer.isa = Isa::from_isa_string("rv64imafdc");
@@ -249,7 +249,7 @@ fn a_snapshot_ends_by_whoever_lets_the_vm_go_on() {
     assert!(second.id > id && second.was_running);
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::End(second.id))), Answer::Done);
     assert_eq!(g.sched.started_count(), 2);
-    // Whoever has not heard its number ends it all the same, until somebody has used that.
+    // A client that has not received the number can end the snapshot without it, until the number is used.
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
     let runs: Vec<_> = std::iter::from_fn(|| g.sched.take(0)).collect();
     runs.into_iter().for_each(|run| leave(&g, run, &mut hart));

@@ -64,10 +64,10 @@ fn where_a_g_stage_denies_the_frame_it_is_a_guest_page_fault() {
     assert_eq!(w.exit(STORE_DENIED, GUEST_RAM_BASE + 0x6000, POISON | 0x40, TINST_PTE_READ), Outcome::Resume);
     assert_eq!(w.exit(FETCH_DENIED, GUEST_RAM_BASE + 0x7000, 0, TINST_PTE_READ), Outcome::Resume);
     assert_eq!(c(&w), [3, 0, 0]);
-    // What the tables refuse is the guest's all the same.
+    // A fault that the guest's own tables cause is still the guest's.
     assert_eq!(w.exit(LOAD_DENIED, 3 << 30, POISON, TINST_PTE_READ), Outcome::Resume);
     assert_eq!((w.hart.regs.vscause, w.hart.regs.vstval, c(&w)), (LOAD_PAGE, 3 << 30, [4, 0, 1]));
-    // So is, as an access fault, what nothing explains.
+    // So is a fault without a cause, as an access fault.
     for _ in 0..4 {
         assert_eq!(w.exit(STORE_DENIED, GUEST_RAM_BASE + 0x6008, POISON | 8, 0), Outcome::Resume);
     }
@@ -139,7 +139,7 @@ fn sender() -> World {
 fn bytes_by_the_uart_are_brief() {
     let mut w = sender();
     let exit = Exit { cause: STORE, tval: UART, tval2: 0, tinst: 0 };
-    assert_eq!(w.brief(exit).known(), Some(Known::NoRam(Addr::new(UART))), "nobody knows the way");
+    assert_eq!(w.brief(exit).known(), Some(Known::NoRam(Addr::new(UART))), "the way is not known yet");
     assert_eq!(w.exit(STORE, UART, 0, 0), Outcome::Resume);
     assert_eq!(w.brief(exit), Brief::OVER);
     assert_eq!((w.run.context.pc, w.run.shared.counters.mmio_uart.get()), (GUEST_ENTRY + 8, 2));
@@ -149,7 +149,7 @@ fn bytes_by_the_uart_are_brief() {
 fn bytes_by_the_uart_are_brief_where_the_trap_names_what_was_denied() {
     let mut w = sender();
     let exit = Exit { cause: STORE_DENIED, tval: UART, tval2: POISON >> 2, tinst: 0 };
-    assert_eq!(w.brief(exit), Brief::NO, "nobody knows the way");
+    assert_eq!(w.brief(exit), Brief::NO, "the way is not known yet");
     // The first by a pointer, which says nothing of the instruction.
     assert_eq!(w.exit(STORE_DENIED, UART, POISON, TINST_PTE_READ), Outcome::Resume);
     assert_eq!(w.brief(Exit { tinst: 0x00b0_0023 & !2 | 1, ..exit }), Brief::OVER, "the trap says the instruction");

@@ -202,7 +202,7 @@ fn a_tlb_that_has_the_page_refuses_by_itself() {
     let table = rig.fake.frames(1);
     rig.fake.map(&SV39, table, VA, 0, leaf(BASE + 0x5000, READ_ONLY));
     rig.set_csr(Csr::Satp, Register::Satp, root(&SV39, table, 1));
-    // Nobody has it yet: a walk finds out.
+    // No TLB has the page yet: a walk finds the refusal.
     rig.trap(Mode::S, 15, VA, 1 << 8);
     let of = |rig: &Rig| {
         let misses = rig.misses(Mode::S);
@@ -316,7 +316,7 @@ fn tags_keep_spaces_apart_and_global_pages_join_them() {
     switch(&mut rig, 1);
     load(&mut rig);
     assert_eq!(walks(&rig), [3, 4]);
-    // A fence of another ASID means what has none, but for the global page.
+    // On a core without ASIDs, a fence of another ASID removes all but the global page.
     rig.fake.set(Register::X(11), 9);
     rig.execute(Special::Fence { kind: FenceKind::Sfence, rs1: 0, rs2: 11 }, Mode::S);
     load(&mut rig);

@@ -173,8 +173,7 @@ impl Write for Buffer {
 
 fn print(file: usize, text: fmt::Arguments<'_>) {
     let mut buffer = Buffer { bytes: [0; 256], used: 0 };
-    // Formatting numbers and text into a buffer that takes all cannot fail; and where printing fails there is
-    // nobody to tell.
+    // Formatting numbers and text into a buffer that takes all cannot fail; and a failure to print cannot be reported.
     let _ = buffer.write_fmt(text);
     let _ = call("write", number::WRITE, [file, buffer.bytes.as_ptr().expose_provenance(), buffer.used, 0, 0, 0]);
 }
@@ -218,7 +217,7 @@ pub fn memory<T: Copy>(count: usize, value: T) -> Result<&'static mut [T], Failu
     const { assert!(align_of::<T>() <= HUGE_PAGE) };
     let start = map(count * size_of::<T>() + HUGE_PAGE, Pages::Private as usize)?;
     let start = core::ptr::with_exposed_provenance_mut::<MaybeUninit<T>>(start.next_multiple_of(HUGE_PAGE));
-    // SAFETY: a new mapping that is never unmapped and that nobody else has; rounding up left room enough.
+    // SAFETY: a new mapping that is never unmapped and has no other user; rounding up left room enough.
     let memory = unsafe { core::slice::from_raw_parts_mut(start, count) };
     for element in &mut *memory {
         element.write(value);
@@ -242,7 +241,7 @@ pub enum Pages {
 /// If Linux has not so much.
 pub fn pages(count: usize, kind: Pages) -> Result<&'static mut [[u8; PAGE]], Failure> {
     let start = core::ptr::with_exposed_provenance_mut(map(count * PAGE, kind as usize)?);
-    // SAFETY: a new mapping of zeros that is never unmapped and that nobody else has.
+    // SAFETY: a new mapping of zeros that is never unmapped and has no other user.
     Ok(unsafe { core::slice::from_raw_parts_mut(start, count) })
 }
 

@@ -317,7 +317,7 @@ mod tests {
         let (dir, runs) = runs();
         let Claim { commands, machine, paths, .. } = &runs.claim(Some("dead"), "x").expect("a name");
         let copies = [SOCKET, MACHINE].map(|kind| dir.path().join(kind));
-        // As after SIGKILL: the files are there, and nobody listens.
+        // As after SIGKILL: the files are there, and no process listens.
         let _ = (commands, machine);
         for (path, copy) in paths.iter().zip(&copies) {
             fs::rename(path, copy).expect("a file");

@@ -126,7 +126,7 @@ fn commands_that_are_killed_or_mad_harm_no_other() {
     assert!((1..80).contains(&told), "{told}");
     let started = Instant::now();
     while run.client().tell("a word", &Request::Hello).is_err() {
-        assert!(started.elapsed() < LONG, "nobody can ask any more");
+        assert!(started.elapsed() < LONG, "no client can ask any more");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -135,7 +135,7 @@ fn commands_that_are_killed_or_mad_harm_no_other() {
 fn a_machine_that_says_nothing_holds_nobody_for_long() {
     let run = Run::start(SHORT);
     let started = Instant::now();
-    let why = run.client().vms().expect_err("nobody is there");
+    let why = run.client().vms().expect_err("the machine does not answer");
     assert!(matches!(&why, ControlError::Refused { why, .. } if why.contains("does not answer")), "{why}");
     assert!(started.elapsed() < LONG);
     // A late answer is not taken for that of the next request.

@@ -149,7 +149,7 @@ global_asm!(
     "sd t3, {t3}(a0)",
     "ld t1, {gate}(a0)",
     "amoswap.d.aqrl t1, x0, (t1)", // what the guest stored, or had seen, before its fence comes first
-    "slli t2, t1, 52", // 0, if somebody has it, and if the log is full
+    "slli t2, t1, 52", // 0 if the gate is taken, and if the log is full
     "beqz t2, lane_shut_\\tag",
     "lane_descend \\levels, \\tag, \\zba",
     "ld t3, {guest}-{flags}(t4)", // the guest's table
@@ -261,7 +261,7 @@ global_asm!(
     "ld t6, {token}(a0)",
     "addi t6, t6, {step}",
     "sd t6, {token}(a0)",
-    "fence rw, w", // whoever sees the entry gone sees what the guest wrote before its fence
+    "fence rw, w", // a hart that sees the entry gone sees what the guest wrote before its fence
     "sd t6, -{flags}(t4)",
     "lane_leave \\is_virtual, \\scratch, \\epc, \\xret",
     ".endif",
@@ -384,7 +384,7 @@ global_asm!(
     "ld t6, {head_of}(t4)",
     "bne t6, t3, 5f", // fences have passed over it
     "6: ld t6, {posting}(a0)",
-    "amoswap.d.aq t5, t5, (t6)", // whoever posts a fence from now on goes by that
+    "amoswap.d.aq t5, t5, (t6)", // senders of fences go by that from now on
     "ld t3, {posted}(t6)",
     "bnez t3, 3f",
     "ld t3, {head}(a0)",

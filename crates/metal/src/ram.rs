@@ -43,7 +43,7 @@ impl Ram {
     #[inline(always)]
     fn atomic<'a>(at: Addr<Hpa>) -> &'a AtomicU64 {
         // SAFETY: aligned (checked), in a frame that no Rust object occupies (promise of `new`);
-        // everybody, hardware walkers included, accesses such words atomically.
+        // all code, and hardware walkers, access such words atomically.
         unsafe { AtomicU64::from_ptr(Self::word(at)) }
     }
 }

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(chooser.looked(1, Choice::Steered, found(500, LIMIT + 1)), Choice::Steered);
         let mut chooser = steered();
         assert_eq!(chooser.looked(1, Choice::Steered, found(300, 4 * LIMIT + 1)), Choice::TwoStage);
-        // Or somebody has seen it coming.
+        // Or the root was suspected before.
         for (share, choice) in [(LIMIT + 1, Choice::TwoStage), (LIMIT, Choice::Steered)] {
             let mut chooser = steered();
             [1, 2].into_iter().for_each(|key| chooser.suspect(key));

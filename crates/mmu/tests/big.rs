@@ -67,7 +67,7 @@ fn a_tebibyte() {
     // The first whole block is hart 0's.
     assert_eq!((lowest, highest), (0x8_0800, (1 << 30) + TIB - 2 * GIB));
     assert!(harts[63].alloc(VM, Use::Guest, MEGA_ORDER).is_err());
-    // What is left is in pieces of blocks, and is found by whoever looks, from wherever on.
+    // What is left is in pieces of blocks, and any hart finds it, wherever its search begins.
     let left = harts[0].free_count();
     let rest: Vec<Run> = (0..left).map(|n| harts[n as usize % HARTS].alloc(VM, Use::Guest, 0).unwrap()).collect();
     assert_eq!((harts[0].free_count(), harts[5].alloc(VM, Use::Guest, 0)), (0, Err(AllocError::OutOfMemory)));

@@ -109,7 +109,7 @@ fn one_leaf_maps_originals_only_where_all_are_at_home() {
     assert_eq!((vm.touch(7, Access::Load), vm.there(7)), (Ok(How::Filled), Some((Level::PAGE, 1007))));
     // The other 2 MiB are whole.
     assert_eq!((vm.touch(600, Access::Load), vm.there(600)), (Ok(How::Filled), Some((Level::MEGA, 1600))));
-    // Nobody is charged for them.
+    // No VM is charged for them.
     assert_eq!(vm.frames.usage(VM).guest, 0);
     assert_eq!(vm.frames.usage(Owner::Host).image, IMAGE_PAGES);
 }
@@ -163,7 +163,7 @@ fn disturbed(neglect: Option<Neglect>) -> bool {
 #[test]
 fn a_copy_that_an_original_has_left_meanwhile_is_not_believed() {
     assert!(disturbed(None));
-    assert!(!disturbed(Some(Neglect::ForgetsEpoch)), "nobody notices");
+    assert!(!disturbed(Some(Neglect::ForgetsEpoch)), "the stale copy is not noticed");
 }
 
 #[test]

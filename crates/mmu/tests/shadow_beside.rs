@@ -40,7 +40,7 @@ fn first_touches_in_known_tables_share_the_lock() {
             let access = if n % 2 == 0 { Access::Load } else { Access::Store };
             assert_eq!(vm.beside(n as usize % 2, at, access, true), filled(upkeep), "{upkeep:?}, page {n}");
         }
-        // Whoever holds the lock next has them in their lists.
+        // The lock's next holder has them in its lists.
         vm.lock();
         vm.shadow.audit(&vm.mem);
         assert_eq!(vm.shadow.counters().filled_4k, 40, "{upkeep:?}");

@@ -211,7 +211,7 @@ fn only_what_is_as_it_was_for_long_enough_is_changed() {
         }
         round_at(&mut vm, (110, SETTLED));
         round_at(&mut vm, (119, SETTLED));
-        assert_eq!(counts(&vm), [0; 4], "they were gone, and nobody looked meanwhile");
+        assert_eq!(counts(&vm), [0; 4], "they were gone, and there was no look meanwhile");
         assert!(round_at(&mut vm, (120, SETTLED)));
         assert_eq!(counts(&vm), [2, 0, 1, 512]);
         for n in 0..1024 {
@@ -245,7 +245,7 @@ fn a_leaf_that_comes_late_makes_its_table_one_that_is_looked_at_again() {
     round_at(&mut vm, (100, 10));
     round_at(&mut vm, (110, 10));
     assert_eq!(counts(&vm), [1, 0, 0, 0], "one of its leaves is missing");
-    // The page is there again before its user comes, who finds all that it needs.
+    // The page is there again before its user's access, which finds all that it needs.
     vm.bring(DATA + 40);
     vm.access_as_user(address(0, 40));
     assert!(round_at(&mut vm, (120, 10)));

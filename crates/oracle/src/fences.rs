@@ -256,7 +256,7 @@ impl FenceModel {
         } else {
             self.machine.write_u64(at, new);
         }
-        // An orphan that is written makes new translations for those who may still walk it.
+        // An orphan that is written makes new translations for the harts that may still walk it.
         for hart in 0..self.harts.len() {
             let places: Vec<Place> =
                 self.harts[hart].orphans.iter().filter(|(orphan, _)| *orphan == frame).map(|o| o.1).collect();

@@ -141,7 +141,7 @@ fn across_pages() -> Check {
     Ok(())
 }
 
-#[expect(unsafe_code, reason = "AMO and LR/SC by assembly, on RAM that nobody owns")]
+#[expect(unsafe_code, reason = "AMO and LR/SC by assembly, on free RAM")]
 fn atomics() -> Check {
     let start = fresh(7);
     for page in 0..256 {

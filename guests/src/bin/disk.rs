@@ -204,7 +204,7 @@ fn fewer_queues() -> Check {
     for number in [1, 7, 8, 0xffff_ffff] {
         DISK.set(0x050, number);
     }
-    ensure_eq!(queue.missing() as u64, REQUESTS, "nobody has said so yet");
+    ensure_eq!(queue.missing() as u64, REQUESTS, "they are not notified of yet");
     queue.notify();
     queue.wait()?;
     ensure!(queue.is_done(), "something was not read");

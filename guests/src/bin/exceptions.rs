@@ -46,7 +46,7 @@ fn main() {
 }
 
 fn illegal_instruction() -> Check {
-    // custom-0, unimp, a write to a read-only CSR, a CSR that nobody has, all ones.
+    // custom-0, unimp, a write to a read-only CSR, a CSR that does not exist, all ones.
     for instruction in [0x0000_000b, 0xc000_1073, write_csr(0xc01), read_csr(0x5c0), 0xffff_ffff] {
         ensure_illegal(instruction, 0, format_args!("{instruction:#010x}"))?;
     }

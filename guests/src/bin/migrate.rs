@@ -172,7 +172,7 @@ fn supervisor_csrs() {
         scounteren = if hart::id().is_multiple_of(2) { 0b010 } else { 0b101 },
         stvec = trap::vector(),
     );
-    // SAFETY: user mode's counters; nobody relies on them.
+    // SAFETY: user mode's counters; no code relies on them.
     unsafe { csr::scounteren::write(0) };
     // Writable where the hart has privileged 1.12: FIOM.
     let has_senvcfg = trap::catch(|| _ = csr::senvcfg::read()).is_none();
@@ -431,7 +431,7 @@ fn reservations() {
 }
 
 fn reservations_sum() -> Check {
-    // RAM that nobody touched is zero, whoever ran here.
+    // Untouched RAM is zero, whichever guest had its frames before.
     let (from, _) = board().largest_free();
     ensure_eq!(access::peek(from.next_multiple_of(2 << 20)), 0, "fresh RAM");
     ensure_eq!(RESERVED.load(SeqCst), ADDITIONS * board().hart_count as u64, "sum");

@@ -87,7 +87,7 @@ fn work(_: u64) {
     let pattern = |at: u64, round: u64| (at ^ number() << 56 ^ round << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let wrong = |what: usize, is_wrong: bool| _ = WRONG[what].fetch_add(u64::from(is_wrong), Relaxed);
     let mark = number() << 8 | hart::id();
-    // SAFETY: nobody else uses it.
+    // SAFETY: no other code uses it.
     unsafe { csr::sscratch::write(mark) };
     sbi::set_timer(0);
     enable(STimer.bit() | SSoft.bit());

@@ -291,7 +291,7 @@ fn user_privileged(world: &World) -> Check {
         ensure_eq!(trap.status & status::SPP, 0, "SPP of {what}");
     }
     if sbi::is_gnomon() {
-        // OpenSBI emulates rdtime for everybody.
+        // OpenSBI emulates rdtime whatever scounteren says.
         let (_, trap) = world.user(read_csr(0xc01), 0);
         ensure_eq!(trap.cause, ILLEGAL, "cause of rdtime without scounteren");
     }

@@ -101,7 +101,7 @@ fn calls() -> Check {
     let mut random = Random::of(1);
     let version = sbi::base(base::GET_SBI_SPEC_VERSION).1;
     for _ in 0..ROUNDS {
-        // Far ahead; to itself; nobody.
+        // A timer that is far ahead, an IPI to the hart itself, an IPI to no hart.
         for (extension, function, arguments, value) in [
             (base::EID_BASE, base::GET_SBI_SPEC_VERSION, [0, 0], version),
             (time::EID_TIME, time::SET_TIMER, [u64::MAX >> 1, 0], 0),

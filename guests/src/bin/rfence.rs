@@ -504,7 +504,7 @@ fn while_stopping() -> Check {
         board().other_harts().try_for_each(|other| hart::start(other, job, 0))?;
         (0..4).try_for_each(|more| fence_everybody(turn + more, (REMOTE_SFENCE_VMA, 0, 0, 0)))?;
         board().other_harts().try_for_each(hart::join)?;
-        // All stopped: there is nobody left to wait for.
+        // All stopped: there is no hart left to wait for.
         fence_everybody(turn, (REMOTE_SFENCE_VMA, 0, 0, 0))?;
     }
     Ok(())

@@ -79,7 +79,7 @@ fn told_by_another() -> Check {
         (0..number % 61).for_each(|n| _ = core::hint::black_box(n));
         kernel.space.map(Kernel::again(number), marked.address(), RW);
         CHANGED.store(number + 1, Release);
-        ensure!(hart::wait_for(hart::PATIENCE_MS, || SEEN.load(Acquire) > number), "nobody looks by table {number}");
+        ensure!(hart::wait_for(hart::PATIENCE_MS, || SEEN.load(Acquire) > number), "no look by table {number}");
         ensure_eq!(FOUND.load(Acquire), MARK, "what the other hart finds by table {number}");
         Ok(())
     });

@@ -155,8 +155,9 @@ impl Port {
     /// Handles the device's interrupt. Returns whether the finished requests are to be handled now; otherwise they are
     /// in a moment, and until then the device does not interrupt again.
     pub fn attend(&mut self) -> bool {
-        // What an earlier life has asked for is nobody's: there may be no driver, and so no moment in which it is looked after. The end of
-        // what was lent takes its time: what is left has an exit of its own, for the device goes on to interrupt.
+        // Requests of an earlier life of the VM are collected here: there may be no driver, and so no moment in which
+        // the device is served. Ending their loans takes time: after a portion, the rest gets an exit of its own,
+        // because the device keeps interrupting.
         if self.has_strangers() && (0..AT_ONCE).all(|_| self.collect_one().is_some()) {
             return true;
         }

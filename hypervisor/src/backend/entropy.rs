@@ -94,7 +94,7 @@ impl Source {
         self.device.acknowledge();
         let mut bytes = [0; PIECE];
         let count = self.device.take(&mut bytes)?.min(PIECE);
-        // If whoever it was for is gone, it is the next one's.
+        // If the member that it was asked for is gone, the next waiting member gets it.
         let first = self.waiting.pop_front();
         if !self.waiting.is_empty() {
             self.device.ask();

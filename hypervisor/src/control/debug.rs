@@ -40,7 +40,7 @@ pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
         state.stopped.get_or_insert(stopped);
     }
     if !lifecycle::pause(g, vm, env) {
-        // The others are aside already, or somebody else has just paused it.
+        // The other vCPUs are paused already, or another request has just paused the VM.
         g.post(&run.shared, request::PAUSE, env);
     }
     true

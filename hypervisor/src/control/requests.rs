@@ -132,7 +132,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
                 answer.unwrap_or_else(|| refuse("it has no such port"))
             }
             None if has_ended(g, number) => refuse(ENDED),
-            // Whoever connects before the VM starts is there from its start on.
+            // The request waits until the VM starts: the connection exists from the VM's start on.
             None => Answer::Later,
         },
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),

@@ -212,7 +212,7 @@ impl Uart {
     pub fn take(&mut self, byte: u8) -> bool {
         let waiting = self.sending.len();
         let tells = self.ier & IER_THRE != 0;
-        // Who has bytes that wait has asked for a moment.
+        // A UART with waiting bytes has asked for a moment already.
         let is_one_more = byte != b'\n' && waiting.wrapping_sub(1) < LOT - 2;
         let is_plain = self.lcr & LCR_DLAB | self.mcr & MCR_LOOP | u8::from(tells & (self.thre | !self.draining)) == 0;
         if !(is_one_more && is_plain) {
@@ -258,7 +258,7 @@ impl Uart {
                 if self.ier & IER_THRE != 0 {
                     self.draining = true;
                 } else {
-                    self.raise_thre(); // nobody is to be told when
+                    self.raise_thre(); // no interrupt is enabled for it
                 }
                 if self.quiet > 0 {
                     self.quiet = QUIET_READS; // LSR was read for the sake of this byte
@@ -479,7 +479,7 @@ mod tests {
             let is_taken = offset == 0 && short.take(value);
             if is_taken {
                 taken += 1;
-                assert_eq!((short.interrupt(), near.is_soon), line, "nobody is to be told of anything");
+                assert_eq!((short.interrupt(), near.is_soon), line, "no interrupt and no moment is asked for");
             } else {
                 assert_eq!(short.store(offset, 1, value.into(), &mut near), Answer::Done(()));
             }
@@ -594,6 +594,6 @@ mod tests {
         uart.write(0, b'z');
         uart.moment(&mut World::default());
         uart.completed();
-        assert!(uart.interrupt(), "nobody has claimed that");
+        assert!(uart.interrupt(), "that one was not claimed");
     }
 }

@@ -101,7 +101,7 @@ fn unsettled<E: Env>(g: &Gnomon, run: &mut VcpuRun, faulted: Faulted, env: &mut 
 #[cold]
 #[inline(never)]
 pub(crate) fn wait_for_memory(g: &Gnomon, run: &VcpuRun, before: u64) -> Outcome {
-    // Said first, then looked: whoever wakes it counts the event, then looks who waits.
+    // The vCPU is held before the count is read; the waker counts the event before it looks for held vCPUs.
     run.hold();
     if g.pager.events() == before { Outcome::Later } else { Outcome::Resume }
 }

@@ -40,7 +40,8 @@ pub(super) fn sends_by_way<M: PhysMem>(run: &mut VcpuRun, privilege: impl FnOnce
     }
     let store = match context.exit.tinst {
         tinst if !tells_instruction(tinst) => {
-            // Whoever takes the frame of its code away waits for this hart to leave its guest; until then it is the guest's.
+            // Taking the frame of its code away waits for this hart to leave its guest; until then the frame is the
+            // guest's.
             let insn = run.shadow.way.insn(context.pc, run.vm.tlb.edits.load(Ordering::Acquire), mem);
             insn.and_then(|insn| byte_store(insn, &context.x, context.exit.tval)).map(|rs| (rs, 4))
         }

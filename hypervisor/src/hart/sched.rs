@@ -134,7 +134,8 @@ impl Sched {
         self.queues[hart].with(|lists| {
             shared.waiting.store(hart, SeqCst);
             lists.waiting.push(Waiter { run, until });
-            // Whoever posts looks at `waiting` after that; whoever posted before is seen here.
+            // A sender posts before it reads `waiting`, so either it finds the vCPU waiting, or the request is seen
+            // here.
             if shared.posted.load(SeqCst) != 0 {
                 lists.wake(lists.waiting.len() - 1, now);
             }

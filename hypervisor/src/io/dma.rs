@@ -85,7 +85,7 @@ impl<E: Env> GuestMemory for Reach<'_, E> {
         const FAULTS: usize = 16;
         let mut next = places.next();
         for fault in 0..=FAULTS {
-            // Under the lock nobody takes it away before it is lent.
+            // While the lock is held, the memory cannot be taken away before it is lent.
             let guard = self.vm.memory.lock();
             let Some(memory) = guard.as_ref() else { return (fault, Err(Unreached::Later)) };
             let mem = self.env.mem();

@@ -102,9 +102,9 @@ fn deliver_some<E: Env>(g: &Gnomon, why: For, env: &mut E) {
             Some(vm) => {
                 foreign += if is_foreign(&vm) { frames } else { 0 };
                 let receive = |net: &mut Mmio<Net>, board: &mut dyn Board| {
-                    // Of one that is frozen nobody changes memory: what comes waits, and is lost if that takes long.
+                    // The memory of a frozen VM does not change: frames wait, and are lost if that takes long.
                     if !vm.is_frozen.load(Ordering::SeqCst) {
-                        // What it sends is its own hart's to do.
+                        // The VM's own hart serves what it sends.
                         net.moment_of(RECEIVE, board);
                     }
                 };
@@ -147,7 +147,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
         (at < u64::BITS).then_some((at + first) as usize % u64::BITS as usize)
     };
     for _ in 0..AT_ONCE {
-        // Whoever had the slot may be gone. To whoever has it now, it does no harm.
+        // The slot's VM may be gone. A moment does no harm to the VM that has the slot now.
         if let Some(vm) = next().and_then(|slot| g.vms.at(slot)) {
             give_moments(g, &vm, env);
         }

@@ -82,13 +82,13 @@ fn pass_input<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
 /// Returns whether there is room for the next byte. If not, input stays in the port, which passes that on to the
 /// sender.
 fn has_taker(g: &Gnomon) -> bool {
-    // Asked anew each time: somebody else may listen by now.
+    // Asked anew each time: another VM may listen by now.
     let listener = || g.console.listener().and_then(|guest| g.vms.get(guest));
     let has_room = || listener().is_none_or(|vm| vm.devices.uart.lock().has_room());
     if has_room() {
         return true;
     }
-    // Whoever makes room, or ends, does so and then looks whether input is held.
+    // A driver that makes room, or a VM that ends, does so before its hart checks whether input is held.
     g.console.hold_input();
     let has_room = has_room();
     if has_room {

@@ -67,8 +67,8 @@ pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut 
 pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<(), Unbuilt> {
     let memory = build_memory(g, vm, lists, env)?;
     {
-        // Whoever looks after its devices meanwhile, for a disk or for what others send, is not to find new memory and do there what the
-        // driver of before has asked for.
+        // The devices are reset, and locked until the memory is there: otherwise a hart that serves them meanwhile, for
+        // a disk or for frames from other VMs, would carry out the last driver's requests in the new memory.
         let mut devices = vm.devices.all();
         devices.reset(vm.config.vcpus);
         *vm.memory.lock() = Some(memory);
@@ -123,7 +123,7 @@ pub(crate) fn wire<E: Env>(
             let memory = guard.as_ref()?;
             let is_image = !matches!(memory.space.region_of(page)?.object, Object::Anonymous);
             let there = memory.space.translate(page.base(), &env.mem()).map(|there| there.level);
-            // Without a swap device an image is there, whoever maps it.
+            // Without a swap device an image stays in memory, whether or not it is mapped.
             let stays = is_image && g.frames().originals().count() == 0;
             Some((is_image, there.or(stays.then_some(Level::PAGE))))
         };

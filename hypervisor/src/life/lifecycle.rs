@@ -173,7 +173,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
 }
 
 /// Takes the first vCPU, reset to the state in which its VM's board starts it.
-#[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
+#[expect(clippy::vec_box, reason = "the owner of a vCPU's box may run it")]
 fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
     let mut run = first.ok_or("it has no vCPU 0")?;
@@ -214,12 +214,12 @@ pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut 
         }
     };
     match before {
-        // The vCPUs are being collected already, or are all parked: whoever restarts the VM finds this instead.
+        // The vCPUs are being collected already, or are all parked: the restart finds this departure instead.
         Phase::Leaving(_) | Phase::Ended => {
             g.chores.wake(vm);
             return env.go_on_soon();
         }
-        // They are all parked, and nobody is about to start it.
+        // They are all parked, and no start is under way.
         Phase::Created => return leave(g, Arc::clone(vm), env),
         Phase::Running => {}
     }
@@ -319,7 +319,7 @@ pub fn park<E: Env>(g: &Gnomon, mut run: Box<VcpuRun>, env: &mut E) {
     let (vm, shared) = (Arc::clone(&run.vm), Arc::clone(&run.shared));
     let all = g.vms.tenant(&vm, |tenant| {
         tenant.parked.insert(shared.id, run);
-        // Whoever sees it stopped finds it parked.
+        // A hart that sees the vCPU stopped finds it parked.
         shared.hsm.store(hsm::STOPPED, Ordering::Release);
         tenant.parked.len() == vm.vcpus.len()
     });
@@ -369,7 +369,7 @@ fn put_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) {
 /// hart calls it while it has nothing else to do, and now and then ([`Env::go_on_soon`]).
 pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) -> bool {
     let before = g.pager.events();
-    // Who waits for memory has nothing to do until something has happened.
+    // A chore that waits for memory has nothing to do until an event has happened.
     let can_go_on = |chore: &Chore| chore.since != Some(before) || !g.pager.has_work();
     let Some(Chore { vm, work, .. }) = g.chores.take(can_go_on) else {
         if !g.chores.is_empty() {

@@ -186,7 +186,7 @@ mod tests {
     fn times_are_those_of_what_is_done() {
         let noted = Noted::default();
         noted.turn(Doing::Guest, 5);
-        assert_eq!(noted.times(100), HartTimes { guest: 0, host: 0, idle: 0 }, "nobody has asked");
+        assert_eq!(noted.times(100), HartTimes { guest: 0, host: 0, idle: 0 }, "there was no request");
         noted.begin(Doing::Host, 100);
         noted.turn(Doing::Guest, 110);
         noted.turn(Doing::Idle, 140);
@@ -203,7 +203,7 @@ mod tests {
         let event = |at| Event { at, ..Event::default() };
         let noted = Noted::default();
         noted.note(event(1));
-        assert_eq!(noted.take(9), (Vec::new(), 0), "nobody wants them");
+        assert_eq!(noted.take(9), (Vec::new(), 0), "there is no buffer for them");
         assert!(noted.make_room(64) && noted.make_room(64));
         let most = EVENT_BYTES / 64 / size_of::<Event>();
         assert!(most > 50, "{most}");

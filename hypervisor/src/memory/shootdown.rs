@@ -21,7 +21,7 @@ pub fn shoot_down<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let me = env.hart();
     let others = vm.tlb.live_on.load(Ordering::SeqCst) & !(1 << me);
     if others != 0 {
-        // In this order: who enters between these two steps is seen in the guest, and driven out.
+        // In this order: a hart that enters between these two steps is seen in the guest, and driven out.
         vm.tlb.live_on.fetch_and(!harts::outside(&g.harts, vm.slot(), others), Ordering::SeqCst);
         let generation = vm.tlb.generation.fetch_add(1, Ordering::SeqCst) + 1;
         env.fenced_for(vm.slot(), generation);
@@ -62,7 +62,8 @@ impl<E: Env> Fence<Gpa> for Tlbs<'_, E> {
 /// Marks the VM as live on a hart, before any walk can happen there. Returns the generation that a hart without any
 /// translation of the VM has fenced for.
 pub fn arrive(vm: &Vm, hart: usize) -> u64 {
-    // In this order: whoever takes the hart out of the set again counts up later, and is noticed at the entry.
+    // In this order: a shootdown that then takes this hart out of the set increments the generation after it was read
+    // here, and the entry notices that.
     let generation = vm.tlb.generation.load(Ordering::SeqCst);
     vm.tlb.live_on.fetch_or(1 << hart, Ordering::SeqCst);
     generation

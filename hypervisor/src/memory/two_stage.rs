@@ -47,8 +47,8 @@ pub(crate) fn images(config: &VmConfig) -> Images {
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
 pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
     vm.past.lock().space += memory.space.counters();
-    // TLBs still hold the VM's translations: the fence makes every hart forget them before it
-    // enters this VM again, and nobody else's VMID reaches them.
+    // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
+    // no other VM's VMID reaches them.
     Remains::of_space(memory.space.destroy(&mut Tlbs { g, vm, env }))
 }
 
@@ -130,8 +130,8 @@ fn look<E: Env>(g: &Gnomon, env: &mut E) {
 /// Does the fences that a resolved fault owes on this hart.
 fn forget_older<E: Env>(g: &Gnomon, vm: &Vm, (gpa, access): (Addr<Gpa>, Access), how: How, env: &mut E) {
     if how == How::Spurious {
-        // The entry is right and this hart faulted all the same: another hart was
-        // faster, or this TLB remembers the older entry. Forget it, here only.
+        // The entry is right although this hart has faulted: another hart was faster, or this TLB holds the older
+        // entry. It is fenced on this hart only.
         let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
         g.harts[env.hart()].counters.fences.bump();
         env.fence_g_stage(vm.slot(), page);

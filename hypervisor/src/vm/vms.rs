@@ -86,7 +86,7 @@ impl Vms {
     pub fn wish(&self, config: VmConfig, offer: &Offer) {
         let mut wishes = self.wishes.lock();
         let mut wish = self.draw(config, offer);
-        // Whoever ends is told of first, and looks for those that wait for it then.
+        // A VM's end is reported before `over` looks for the wishes that wait for it.
         wish.after = wish.after.filter(|other| self.reports.lock().iter().all(|report| report.number != *other));
         wishes.push_back(wish);
     }
@@ -98,7 +98,7 @@ impl Vms {
         let number = self.next.fetch_add(1, SeqCst);
         // What does not come before it would wait for itself: that is a complaint, and not to be waited for.
         let after = config.after.map(u64::from).filter(|other| *other < number);
-        // This takes long, the longer the more vCPUs, so it is done before anybody waits for the VM.
+        // The more vCPUs, the longer this takes, so it is done before anything waits for the VM.
         let tree = if has_vcpus(&config) { vm::device_tree(&config, offer) } else { Vec::new() };
         Wish { number, config, tree, after, end: None }
     }

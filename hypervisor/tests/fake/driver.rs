@@ -64,7 +64,7 @@ pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u6
     }
     write(w, USED, &[0; 16]);
     write(w, DRIVER, &[0, 0, 1, 0, 0, 0]);
-    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
+    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "the driver does not wait for the host");
 }
 
 /// Returns counters of the VM's, by name.
@@ -107,5 +107,5 @@ pub fn offer(w: &mut World, (device, queue): (u64, u64), made: u16, chain: &[(u6
         write(w, table + 16 * n, words.map(u64::to_le_bytes).as_flattened());
     }
     write(w, driver + 2, &(made + 1).to_le_bytes());
-    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "nobody waits for the host");
+    assert_eq!(set(w, device + 0x050, queue), Answer::Done(()), "the driver does not wait for the host");
 }

@@ -385,7 +385,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         bundle: Pfn::new(RAM),
         bundle_bytes: bundle_pages << 12,
     };
-    // One that has none looks after anybody.
+    // A hart without a guest would serve any VM.
     g.harts.iter().for_each(|hart| hart.has_guest.store(true, std::sync::atomic::Ordering::Relaxed));
     config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     let hart = Hart {

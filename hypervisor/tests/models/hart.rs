@@ -396,7 +396,7 @@ impl Hart {
 
     fn edit(&mut self, run: &VcpuRun) {
         let rig = Arc::clone(&self.rig);
-        // Whoever edits a VM's tables holds them.
+        // The editor of a VM's tables holds their lock.
         let _held = run.vm.memory.lock();
         let before = rig.table.fetch_add(1, SeqCst);
         if rig.is(Mutant::DoesNotWait) {

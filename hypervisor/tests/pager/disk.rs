@@ -108,7 +108,8 @@ impl Disk for Fake {
         let mut state = self.0.get();
         assert!(slot < state.pages, "page {slot} is not there");
         assert!(!state.requests.iter().any(|other| other.slot == slot), "two requests for page {slot} at a time");
-        // What is written of a page that a guest has back already is anybody's, and goes nowhere.
+        // If a guest has its page back already, the write's data is discarded, and the frame may be written for another
+        // page.
         let is_written = |other: &Request| (way, other.way) == (Way::Out, Way::Out);
         let mut of_frame = state.requests.iter().filter(|other| other.frame == frame);
         assert!(of_frame.all(is_written), "two requests for a frame at a time");
@@ -150,7 +151,7 @@ impl Disk for Fake {
             Way::Out => state.bad_writes.contains(&slot),
         };
         match way {
-            // What a device writes that fails is anybody's guess.
+            // A failed write leaves arbitrary data on the device.
             Way::Out => {
                 mem.read_bytes(frame.base(), &mut bytes);
                 if is_bad {

@@ -49,7 +49,7 @@ fn a_page_on_its_way_out_comes_back_at_once() {
         let page = rig.leaving(0).expect("a page is on its way out");
         let (waits, reads) = (rig.guests[0].waits, rig.count("swap.reads"));
         assert_eq!(rig.touch(0, page, Some(77)), Done::Yes);
-        assert_eq!((rig.guests[0].waits, rig.count("swap.reads")), (waits, reads), "nobody waits for it");
+        assert_eq!((rig.guests[0].waits, rig.count("swap.reads")), (waits, reads), "no vCPU waits for it");
         assert_eq!((rig.count("swap.rescues"), rig.is_out(0, page)), (1, None));
         rig.disk().get().is_held = false;
         rig.check_slots();
@@ -263,7 +263,7 @@ fn without_a_device_pages_of_zeroes_go() {
         let counters = rig.g.stats().vms[0].counters.clone();
         assert!(counters["gstage.zero_pages"] > 400 && counters["gstage.swapped_out"] == 0, "{counters:?}");
         assert_eq!(rig.load(0, 0..USED), Done::Yes);
-        // When nothing of zeroes is left, who wants more ends.
+        // When no pages of zeroes are left, a VM that needs more memory ends.
         assert_eq!(rig.fill(1, 900..USED), Done::Yes);
         assert_eq!(rig.fill(0, 50..USED), Done::Over);
         assert_eq!(rig.load(1, 0..USED), Done::Yes);
@@ -358,7 +358,7 @@ fn a_promotion_that_is_begun_keeps_no_frames_that_are_needed() {
         let is_begun = |rig: &Rig| rig.g.frames().free_count() - rig.g.frames().at_hand() == 512;
         rig.until("one is begun", is_begun);
         rig.is_busy = true;
-        // Somebody takes all that is free.
+        // The host takes all that is free.
         let frames = rig.g.frames();
         let mut taken: Vec<_> = iter::from_fn(|| frames.alloc(Owner::Host, Use::Other, 0).ok()).collect();
         assert!(is_begun(&rig) && rig.g.frames().at_hand() == 0);

@@ -439,7 +439,7 @@ impl Rig {
             match self.step(n) {
                 done @ (Done::Yes | Done::Over) => return done,
                 Done::Waits => self.turn(),
-                // Harts do it in the end, whoever goes on.
+                // A hart serves it in the end, whichever hart goes on.
                 Done::Soon if self.turns.next().is_none() => self.turn(),
                 Done::Soon => {}
             }

@@ -50,7 +50,7 @@ fn pages(rig: &mut Rig, saving: &Saving, mut waiting: impl FnMut(&mut Rig)) -> (
 #[test]
 fn what_is_on_the_device_is_in_the_snapshot() {
     for mmu in [MmuMode::TwoStage, MmuMode::Lazy] {
-        // Images that nobody has touched, others that are copied, and new memory.
+        // Untouched pages of images, copied ones, and new memory.
         let mut rig = Rig::new(
             SHORT,
             Some(2 * PAGES),

@@ -109,7 +109,7 @@ unsafe fn hart<'a>(vcpu: u32) -> &'a mut Hart {
     if hart.is_null() {
         give_up("QEMU mixes up its vCPUs, as it does with several of them in one thread: use -smp 1, or no -icount")
     }
-    // SAFETY: made by `on_init`, never freed; by the contract nobody else uses it.
+    // SAFETY: made by `on_init`, never freed; by the contract it has no other user.
     unsafe { &mut *hart }
 }
 

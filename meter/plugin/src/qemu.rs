@@ -186,8 +186,8 @@ pub const MOST_HARTS: usize = 512;
 /// # Safety
 /// Only in a callback of this vCPU, or when no vCPU runs; one at a time.
 pub unsafe fn scoreboard<'a>(vcpu: u32) -> &'a mut Scoreboard {
-    // SAFETY: the scoreboard has room for all vCPUs that run, and stays where it is while one does. It has
-    // this size, and began zeroed, which is a valid value; by the contract nobody else uses it meanwhile.
+    // SAFETY: the scoreboard has room for all vCPUs that run, and stays where it is while one does. It has this size,
+    // and began zeroed, which is a valid value; by the contract it has no other user meanwhile.
     unsafe { &mut *qemu_plugin_scoreboard_find(BOARD.load(Ordering::Acquire), vcpu).cast() }
 }
 
@@ -456,8 +456,8 @@ impl Ram {
 
     fn word(&self, at: u64) -> Option<u64> {
         let offset = at.checked_sub(self.base).filter(|offset| *offset < self.bytes && at.is_multiple_of(8))?;
-        // SAFETY: the mapping is QEMU's guest RAM, which stays while the machine exists, and is shared
-        // with nobody but the guest; the word is inside and aligned.
+        // SAFETY: the mapping is QEMU's guest RAM, which stays while the machine exists, and is shared only with the
+        // guest; the word is inside and aligned.
         Some(unsafe { &*self.words.add(offset as usize / 8) }.load(Ordering::Relaxed))
     }
 }

@@ -145,7 +145,7 @@ impl Hart {
                 outcome.ok().map(|mapping| mapping.page << rv::PAGE_SHIFT)
             }
         };
-        // RAM answers: who is kept from it is kept by PMP.
+        // If the address is RAM, PMP has refused the access.
         let is_ram = physical.is_some_and(|physical| machine.word(physical & !7).is_some());
         *(if is_ram { &mut self.counts.pmp_faults } else { &mut self.counts.other_access_faults }) += 1;
     }

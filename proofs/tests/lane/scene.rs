@@ -295,7 +295,8 @@ impl Scene {
         } else {
             expected.pc = hart.pc;
         }
-        // Others see what is stored elsewhere; the context is the hart's own. Behind the log's end nobody looks.
+        // Other harts see what is stored elsewhere; the context is the hart's own. What is behind the log's end is not
+        // read.
         let nobodys = if is_left { self.line().map_or(0..0, |line| line..line + LINE) } else { 0..0 };
         hart.events.retain(|event| !matches!(event, Event::Store { at, .. } if *at < TABLES || nobodys.contains(at)));
         for at in nobodys.step_by(8).filter(|at| hart.memory.get(*at).is_some()) {

@@ -117,7 +117,7 @@ impl Prover<'_> {
         if state.published != Published::Unchanged {
             return Err("a root is published that is not loaded".into());
         }
-        // Beyond the log's end nobody looks, and a fence changes nothing.
+        // What is beyond the log's end is not read, and a fence changes nothing.
         if state.did.iter().any(|did| !matches!(did, Did::Line { .. } | Did::Fence(..))) {
             return Err("it has done something, and goes on to the full path".into());
         }

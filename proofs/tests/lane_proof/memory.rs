@@ -51,7 +51,7 @@ impl Prover<'_> {
         self.assume_bits(root, 0xfff, Lane::POINTER_FLAGS);
         self.assume_below(root, ADDRESSES);
         if !self.block.syncs {
-            // So whoever looks knows that there is none.
+            // The gate's address says that there is none.
             self.promise_no_gate();
         }
         if self.block.syncs {
@@ -117,7 +117,7 @@ impl Prover<'_> {
         }
         self.may_access(state, from)?;
         if let Some(offset) = self.offset_in_line(state, from) {
-            // What the hart has put there itself: nobody else looks at the log.
+            // What the hart has put there itself: no other hart accesses its log.
             let stored = state.did.iter().rev().find_map(|did| match did {
                 Did::Line { offset: at, value } if *at == offset => Some(*value),
                 _ => None,
@@ -336,7 +336,7 @@ impl Prover<'_> {
             }
             Gate::Taken(position) => {
                 let is_open = self.solver.is(position, Value::Known(0));
-                self.must(self.solver.not(is_open), "it opens the gate for somebody else")?;
+                self.must(self.solver.not(is_open), "it opens a gate that it has not taken")?;
                 if !order.releases {
                     return Err("it opens the gate, and its stores may come later".into());
                 }

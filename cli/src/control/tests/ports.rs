@@ -137,7 +137,7 @@ fn who_never_reads_holds_up_nobody_else() {
         assert_eq!(&heard, b"word");
         client.tell("a word", &Request::Hello).expect("an answer");
     }
-    // And whoever waits for the same port has it when that one is gone.
+    // And the next client that waits for the same port gets it when the first one is gone.
     let mut next = run.call("a", "p");
     drop(deaf);
     next.read_exact(&mut [0; 100]).expect("it is next");
@@ -185,7 +185,7 @@ fn a_call_waits_for_its_vm_and_ends_with_it() {
     let mut heard = Vec::new();
     near.read_to_end(&mut heard).expect("its end");
     assert_eq!(heard, b"hello");
-    // Whoever calls then is hung up on at once.
+    // A call after that is hung up at once.
     assert_eq!(run.call("a", "p").read(&mut [0]).expect("the end"), 0);
 }
 

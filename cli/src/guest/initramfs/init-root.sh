@@ -40,7 +40,7 @@ if [ -f /exec.sh ]; then
     mount -t tmpfs -o mode=1777,nosuid,nodev tmp /mnt/tmp
     # Without a line of its own, so that messages name the commands' lines.
     { echo -n "cd /root; "; cat /exec.sh; } > /mnt/run/gnomon/exec.sh
-    # The console is a terminal, and still nobody sits there.
+    # The console is a terminal, but it is not interactive.
     echo 'quiet "1";' > /mnt/run/gnomon/apt.conf
     # The kernel asks for modules where its first process is, which is outside of the root.
     printf '#!/bin/sh\nexec chroot /mnt /sbin/modprobe "$@"\n' > /bin/load-module

@@ -14,7 +14,7 @@ if [ -f /exec.sh ]; then
     echo "gnomon-exec: begin"
     sh /exec.sh </dev/null
     status=$?
-    # The line break before the marker is not the commands' own: whoever reads this drops it.
+    # The line break before the marker is not the commands' own: the reader of the output drops it.
     echo
     echo "gnomon-exec: end $status"
     # Setting the terminal waits until everything is sent.

@@ -266,7 +266,7 @@ mod tests {
         originals.lapse(number);
         // Some VM may map it still.
         assert_eq!((originals.state(number), originals.release(number)), (Original::Used, None));
-        // Who asks for it keeps it.
+        // A VM that finds it keeps it.
         assert_eq!(originals.find(home), Some(home));
         originals.settle(number);
         assert_eq!((originals.state(number), originals.release(number)), (Original::Used, None));

@@ -97,7 +97,7 @@ fn what_is_taken_ahead_is_charged_when_it_is_claimed() {
     assert_eq!((frames.usage(VM).guest, frames.owner_of(run.first())), (16, Some((VM, Use::Guest))));
     let more = frames.take_ahead(4).unwrap();
     assert_eq!(frames.claim(more, VM, Use::Guest), Err(AllocError::OverLimit { owner: VM, limit: 20 }));
-    // A run for the one hart there is, and as much again for whoever needs a little.
+    // A run for the one hart that there is, and as much again for small allocations.
     assert_eq!(frames.take_ahead(5), None);
     frames.free(run);
     let half = frames.take_ahead(5).unwrap();
@@ -120,7 +120,7 @@ fn what_another_hart_has_given_back_is_had_before_memory_is_out() {
 #[test]
 fn memory_is_out_only_when_nothing_is_left_anywhere() {
     extern crate std;
-    // As much as all harts together hold at most: nobody may ever be refused, whoever gave last what is free.
+    // As much as all harts together hold at most: no allocation may fail, whichever harts freed the last frames.
     for (order, held) in [(0, 3), (3, 2), (7, 2), (8, 1), (MEGA_ORDER, 1)] {
         let harts = frames(0, (4 * held) << order).share(4);
         std::thread::scope(|scope| {
@@ -263,7 +263,7 @@ fn of_a_run_only_what_is_lent_is_late() {
     let frames = frames(0, 2048);
     let run = frames.alloc(VM, Use::Guest, 11).unwrap();
     let mut loan = frames.lend(2);
-    // Over the border of the second and third 2 MiB, and frames that nobody hands out.
+    // Over the border of the second and third 2 MiB, and frames that the allocator does not have.
     assert!(loan.add(Addr::new((1024 << 12) - 100), 200) && loan.add(Addr::new(1 << 40), 5));
     frames.free(run);
     assert_eq!((frames.free_count(), frames.usage(Owner::Host).other), (2046, 2));
@@ -327,7 +327,7 @@ fn harts_lend_and_free_at_once_and_nothing_is_lost() {
                 for round in 0..20_000_usize {
                     match hart.alloc(VM, Use::Guest, 0) {
                         Ok(run) => {
-                            assert_eq!(lent[run.first().raw() as usize].load(Relaxed), 0, "somebody reads it");
+                            assert_eq!(lent[run.first().raw() as usize].load(Relaxed), 0, "it is on loan");
                             mine.push(run);
                         }
                         Err(_) => loans.clear(),

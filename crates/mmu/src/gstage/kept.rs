@@ -70,7 +70,7 @@ impl Kept {
             .decode::<Hpa>(level, Caps { svnapot: false, svpbmt: false })
         {
             Entry::Leaf(leaf) if flags.contains(OWNED) => Kept::Idle(leaf),
-            _ => panic!("an invalid entry of a G-stage table that nobody makes"),
+            _ => panic!("an invalid entry that is never made in a G-stage table"),
         }
     }
 }

@@ -401,7 +401,7 @@ impl<In: Space> AddressSpace<In> {
     }
 
     /// The pages of the swap device that are free again since the last time: what was on them is gone.
-    #[must_use = "they are nobody's until they are given back"]
+    #[must_use = "they cannot be used until they are given back"]
     pub fn take_forgone(&mut self) -> Vec<SwapSlot> {
         core::mem::take(&mut self.forgone)
     }

@@ -33,7 +33,7 @@ impl<S: Shadowed> Shadow<S> {
     /// If the lists are not whole, or the configuration has fewer pages than it needs or more than 2^22.
     pub fn new(config: Config, owner: Owner, lists: Lists, frames: &Frames) -> Result<Self, AllocError> {
         assert!(config.pages >= Config::least_pages::<S>(0) && config.pages <= Config::MOST_PAGES);
-        // The heap is nobody's to exhaust: what it may ever take is taken here.
+        // A VM must not exhaust the heap: the most that this can ever take is taken here.
         let mut arena = Vec::new();
         let shares = Policy::of(config.upkeep).tracks_places;
         let room = arena.try_reserve_exact(config.pages as usize).ok();

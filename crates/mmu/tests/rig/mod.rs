@@ -321,7 +321,7 @@ impl Rig {
         let budget = (self.frames.limit(VM).saturating_sub(usage.total())).min(self.frames.free_count());
         let mut resolved = self.resolve(gpa, access);
         if let Ok(Resolved::Mapped { how: How::Copied, stale, publish, .. }) = &mut resolved {
-            // Nobody sees the copy while somebody may still see the image.
+            // The copy is invisible as long as a hart may still see the image.
             assert!(!self.map().contains_key(&page), "published before the fence");
             assert!(!stale.is_none(), "a copy without a fence");
             let pages = publish.as_ref().expect("a copy to publish").level().pages();
@@ -336,7 +336,7 @@ impl Rig {
         }
         self.world.let_go();
         let after = self.map();
-        // But for pages whose contents a copy of 2 MiB has taken over, after its fence.
+        // Except pages whose contents a copy of 2 MiB has taken over, after its fence.
         let is_mega = matches!(&resolved, Ok(Resolved::Mapped { how: How::Copied, .. })) && after[&page].level == 1;
         assert!(is_mega || owned.is_subset(&self.owned()), "resolving frees nothing");
         let region = self.space.region_of(gpa.pfn()).copied();

@@ -69,7 +69,7 @@ impl Rig {
             assert!(stale.scope() == Some(scope) && stale.retired().is_empty(), "it is to be fenced: {stale:?}");
             map.retain(|page, _| !(first.raw()..first.raw() + level.pages()).contains(page));
             assert_eq!(map, self.map(), "exactly the leaf of the original is gone");
-            assert_eq!((owned, usage), (self.owned(), self.frames.usage(VM)), "it was nobody's");
+            assert_eq!((owned, usage), (self.owned(), self.frames.usage(VM)), "it had no owner");
             if self.world.mutant != Mutant::WithdrawsWithoutFence {
                 self.owe(stale);
                 self.flush();

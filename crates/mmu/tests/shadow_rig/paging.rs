@@ -109,10 +109,10 @@ impl<S: Subject> Rig<S> {
         let frame = self.space.frame_of_idle(page, &mem);
         let words = Box::new(*self.bus.0.borrow().machine.frame(frame));
         let is_zero = self.space.begins_as_zeroes(page) && words.iter().all(|word| *word == 0);
-        // What the device has of a page that nobody has written to is what is there.
+        // If the page was not written to, the device's copy is equal to it.
         if let Some(copy) = self.copies.remove(&page) {
             if let Some(run) = self.space.take_out_clean(page, &mut mem) {
-                assert_eq!(copy.words, words, "{page:?} has been written to, and nobody has seen it");
+                assert_eq!(copy.words, words, "a write to {page:?} was missed");
                 self.away.insert(page, copy);
                 return self.let_go(run);
             }

@@ -143,7 +143,7 @@ impl<S: Subject> Rig<S> {
         };
         let asid = Asid(if self.pick(4) == 0 { self.pick(3) } else { own } as u16);
         let mut views = core::mem::take(&mut self.vcpus[n].views);
-        // Whatever meddles from here on fences for the new root or for nobody.
+        // Whatever meddles from here on fences for the new root or not at all.
         self.bus.0.borrow_mut().harts[n].lane = (false, false);
         let root = self.load(n, Some(self.vcpus[n].root), paging, asid, &mut views);
         // The lowest bits of a root's number are not there where it has several frames (norm:hgatp-ppn_op).

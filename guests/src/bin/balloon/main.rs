@@ -518,8 +518,8 @@ fn other_harts(driver: &mut Driver) -> Check {
     STOP.store(1, Relaxed);
     board().other_harts().try_for_each(hart::join)?;
     done?;
-    ensure_eq!(TROUBLE.load(Relaxed), 0, "a page that held what nobody has stored");
-    // What nobody uses any more stays away.
+    ensure_eq!(TROUBLE.load(Relaxed), 0, "a page that held what was never stored");
+    // Reported memory that is no longer used stays away.
     driver.give(REPORT, &[(at, 2 * BLOCK)], WRITE)?;
     let found = (at..at + 2 * BLOCK).step_by(PAGE_BYTES as usize).find(|page| peek(*page) != 0);
     ensure_eq!(found, None, "a page that is not zero");

@@ -195,7 +195,7 @@ pub fn write_protect(format: &'static Format) -> Check {
                 };
                 slot.store(entry, SeqCst);
                 fence.make(TEST_VA, ASID);
-                // Nobody's any more: as if it was freed.
+                // The frame is unowned now: as if it was freed.
                 frame.0.iter().for_each(|word| word.store(0, SeqCst));
                 let_others_work()?;
                 ensure!(words(frame).all(|word| word == 0), "a store arrives in a page made {what}, {}", fence.name);

@@ -57,7 +57,7 @@ fn features() -> Check {
     ensure_eq!(CARD.get(0x010), 1, "VERSION_1");
     CARD.set(0x014, 0);
     ensure_eq!(CARD.get(0x010), 1 << 5 | 1 << 16 | 1 << 28 | 1 << 29, "features");
-    // Checksums are nobody's affair but the guest's.
+    // Checksums are left to the guest.
     CARD.set(STATUS, 3);
     for (half, features) in [(0, 1), (1, 1)] {
         CARD.set(0x024, half);
@@ -115,7 +115,7 @@ fn own_frames_only(driver: &mut Driver) -> Check {
         Driver::notify(TRANSMIT);
         driver.wait(TRANSMIT)?;
     }
-    ensure!(!is_answered(driver, 20), "somebody has answered");
+    ensure!(!is_answered(driver, 20), "a forged frame was answered");
     Ok(())
 }
 

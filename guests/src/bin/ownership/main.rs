@@ -125,7 +125,7 @@ impl Attacker {
             }
         };
         tables::end();
-        // SAFETY: Rust's memory is nobody's in user mode.
+        // SAFETY: user mode can access none of Rust's memory.
         unsafe { csr::sstatus::clear(status::SUM) };
         paging::leave();
         outcome
@@ -151,7 +151,7 @@ impl Attacker {
             }
             12 => {
                 self.may_use_users = !self.may_use_users;
-                // SAFETY: Rust's memory is nobody's in user mode.
+                // SAFETY: user mode can access none of Rust's memory.
                 unsafe {
                     match self.may_use_users {
                         true => csr::sstatus::set(status::SUM),

@@ -62,7 +62,7 @@ fn told(driver: &mut Driver) -> Check {
     }
     let named = 1 << PORT_ADD | 1 << PORT_NAME;
     ensure_eq!(seen[0], 1 << PORT_ADD | 1 << CONSOLE_PORT | 1 << PORT_OPEN, "what it is told of the console");
-    // Whether somebody is there already, is another question.
+    // A client may or may not be connected already.
     ensure_eq!([seen[1], seen[2]].map(|seen| seen & !(1 << PORT_OPEN)), [named; 2], "what it is told of ports");
     Ok(())
 }

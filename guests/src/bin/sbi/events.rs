@@ -66,7 +66,7 @@ fn states() -> Check {
         let initial =
             [(sse::UNREGISTER, INVALID_STATE, 0), (sse::ENABLE, INVALID_STATE, 0), (sse::DISABLE, INVALID_STATE, 0)];
         each(event, &initial)?;
-        ensure_eq!(inject(event, hart::id()), INVALID_STATE, "injection of {event:#x}, which nobody handles");
+        ensure_eq!(inject(event, hart::id()), INVALID_STATE, "injection of {event:#x}, which has no handler");
         ensure_eq!(register_at(event, 0x8020_0001, 0), INVALID_PARAM, "a handler at an odd address");
         ensure_eq!(handler.register(event, None), SUCCESS, "register {event:#x}");
         ensure_eq!(handler.register(event, None), INVALID_STATE, "register {event:#x} twice");

@@ -328,9 +328,9 @@ fn bad_hart_masks() -> Check {
 }
 
 fn empty_hart_mask() -> Check {
-    ensure_eq!(sbi::send_ipi(0, 0), SUCCESS, "IPI to nobody");
+    ensure_eq!(sbi::send_ipi(0, 0), SUCCESS, "IPI to no hart");
     let error = sbi::remote_fence(rfnc::REMOTE_FENCE_I, 0, 0, 0, 0, 0);
-    ensure_eq!(error, SUCCESS, "fence of nobody");
+    ensure_eq!(error, SUCCESS, "fence of no hart");
     ensure_eq!(guests::trap::pending() & Interrupt::SSoft.bit(), 0, "SSIP");
     Ok(())
 }

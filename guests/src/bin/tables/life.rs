@@ -239,7 +239,7 @@ pub fn many(format: &'static Format) -> Check {
     (0..TABLES).for_each(|table| set(table, 9));
     fence::sfence_all();
     (0..TABLES).try_for_each(|table| ensure_shows(table, 9))?;
-    // All are unlinked at once, and are data that nobody touches.
+    // All are unlinked at once, and are untouched data.
     for table in 0..TABLES {
         space.slot(place(table), Level::MEGA).store(0, Relaxed);
     }

@@ -42,7 +42,7 @@ const FAVOUR: usize = 64;
 const PILE: usize = 64 << 10;
 
 /// The rest when a hart stops printing.
-#[must_use = "what is left needs somebody who looks again"]
+#[must_use = "a hart has to print what is left"]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
     /// Nothing; or another hart prints; or the port will interrupt.
@@ -96,7 +96,7 @@ impl Console {
     /// are to be offered again. A detached console takes all.
     pub fn write(&self, guest: usize, bytes: &[u8]) -> (usize, Left) {
         let taken = self.put(guest, bytes);
-        // Asked again: whoever has attached it meanwhile may have found the ring empty.
+        // Checked again: a hart that has attached the console meanwhile may have found the ring empty.
         if self.is_detached(guest) {
             return (taken, Left::Nothing);
         }
@@ -154,7 +154,8 @@ impl Console {
     }
 
     fn print_some(&self, mut budget: usize) -> Left {
-        // Whoever adds to a ring says so and then tries for the screen; whoever has the screen lets it go and then looks.
+        // A hart that adds to a ring sets `is_dirty` before it tries the screen's lock; the lock's holder drops the
+        // lock before it reads `is_dirty`.
         while self.is_dirty.load(Ordering::SeqCst) {
             let Some(mut screen) = self.screen.try_lock() else { return Left::Nothing };
             self.is_dirty.store(false, Ordering::SeqCst);

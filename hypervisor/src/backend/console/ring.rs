@@ -83,7 +83,7 @@ impl Ring {
     /// Takes up to `most` of the oldest that are still to be printed; returns how many.
     pub(super) fn take(&mut self, most: usize, mut to: impl FnMut(&[u8])) -> usize {
         let count = most.min(self.len());
-        // Whoever prints asks until there is no more.
+        // The screen asks until nothing is left.
         if count == 0 {
             return 0;
         }
@@ -226,7 +226,7 @@ mod tests {
         let mut printed: Vec<u8> = Vec::new();
         ring.take(usize::MAX, |bytes| printed.extend(bytes));
         assert_eq!(printed, b"secretown");
-        // Last words stay for whoever looks, until the next VM comes; else all is given back.
+        // An ended VM's output can be read until the next VM gets the slot; then its memory is given back.
         ring.end();
         let output = ring.read(2, Some(7), 99).expect("it had the slot");
         assert_eq!((output.bytes.as_slice(), output.is_over), (&b"wn"[..], true));

@@ -255,7 +255,7 @@ fn who_comes_to_a_console_that_nobody_is_left_on_is_attached() {
     assert_eq!(
         line.out(),
         std::format!("gnomon: b ended\r\n{attached}"),
-        "what both have printed, and nobody had seen"
+        "what both have printed, and the screen had not shown"
     );
     console.say_of(1, "c ended", true);
     assert_eq!(console.listener(), None);

@@ -332,7 +332,7 @@ impl Network {
             if due == 0 {
                 return None;
             }
-            // Whoever comes behind the one that was looked after last.
+            // Round robin: the first due member behind the one that was served last.
             let last = self.0.last.load(SeqCst);
             let behind = due & u64::MAX.checked_shl(last as u32).unwrap_or(0);
             let at = if behind == 0 { due } else { behind }.trailing_zeros() as usize + 1;

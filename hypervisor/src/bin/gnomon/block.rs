@@ -86,7 +86,7 @@ impl Pending {
             Data::Lent(loan) => {
                 let mut inputs = Vec::with_capacity(1 + loan.pieces().len());
                 inputs.push(&header[..]);
-                // SAFETY: the same; a guest may change what it has lent, and nobody here looks at it.
+                // SAFETY: the same; a guest may change what it has lent, and no code here reads it.
                 inputs.extend(loan.pieces().iter().map(|piece| &*unsafe { bytes_of(piece) }));
                 act(&inputs, &mut [status])
             }

@@ -66,7 +66,7 @@ static JOINING: Once<Joining> = Once::new();
 /// Boots, on the boot hart and its own stack. `in_payload_seat` is 0 or 1.
 pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat: u64) -> ! {
     heap::start();
-    // SAFETY: the boot loader passes a device tree, which nobody writes and no allocation covers
+    // SAFETY: the boot loader passes a device tree, which is never written and which no allocation covers
     // (`reserved_spans`). The header gives its length, bounded before it is believed.
     let machine = unsafe { read_tree(tree) };
     let mut machine = machine.unwrap_or_else(|message| panic::fail(format_args!("{message}")));
@@ -405,7 +405,7 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
 /// Makes the allocator of all RAM that is handed out by the frame.
 fn frames(spans: &Spans) -> Frames {
     let tags = Addr::new(spans.tags.start);
-    // SAFETY: free RAM, which is nobody else's for ever (`set_up_memory`).
+    // SAFETY: free RAM, which is never used for anything else (`set_up_memory`).
     let tags = unsafe { words_apart(tags, spans.tags.bytes as usize) };
     let mut tags = tags.as_chunks().0.iter();
     let mut frames = Frames::new();

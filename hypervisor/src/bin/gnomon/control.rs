@@ -92,7 +92,7 @@ impl Line for ControlDevice {
         if self.sent.is_some() {
             return;
         }
-        // SAFETY: the frame is kept until the device has done with it, and nobody writes it so long.
+        // SAFETY: the frame is kept, and not written, until the device has done with it.
         let added = unsafe { self.outgoing.add(&[&frame], &mut []) };
         if let Ok(token) = added {
             self.sent = Some((token, frame));

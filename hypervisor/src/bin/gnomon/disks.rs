@@ -43,7 +43,7 @@ impl HostDevices {
                     let number = abi::disk_of_serial(&serial);
                     found.guests.extend(number.map(|number| (number, device, slot.source)));
                 }
-                // To ask what a device is resets it: nobody asks one that is open.
+                // Asking a device for its kind resets it, so an open one is not asked.
                 None => found.take_other(slot),
             }
         }

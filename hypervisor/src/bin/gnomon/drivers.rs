@@ -67,7 +67,7 @@ pub struct HostUart;
 impl Port for HostUart {
     fn room(&self) -> usize {
         match register(0) {
-            // Nobody listens.
+            // Without a UART, output is discarded.
             None => FIFO,
             Some(_) if read(LSR) & LSR_THRE != 0 => DEPTH.load(Ordering::Relaxed),
             Some(_) => 0,

@@ -534,10 +534,10 @@ impl GuestHart {
 fn check_registers(own: &Isa, common: &Isa) -> Result<(), String> {
     const VECTORS: [&str; 3] = ["v", "zve32x", "zve64x"];
     if own.has("f") && !common.has("d") {
-        return Err("it has floating-point registers, but not every hart has D: nobody could keep them apart".into());
+        return Err("it has floating-point registers, but not every hart has D: they could not be kept apart".into());
     }
     if VECTORS.iter().any(|name| own.has(name)) && !common.has("v") {
-        return Err("it has vector registers, but not every hart has V: nobody could keep them apart".into());
+        return Err("it has vector registers, but not every hart has V: they could not be kept apart".into());
     }
     Ok(())
 }

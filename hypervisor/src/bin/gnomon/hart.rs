@@ -203,7 +203,7 @@ impl Hart {
             self.look_after(now, None);
             if let Some(mut run) = self.g.sched.take(self.index) {
                 if self.g.sched.has_ready() {
-                    // Whoever made them ready may have roused this hart only.
+                    // The hart that made them ready may have roused this one only.
                     self.g.rouse(NOWHERE, self);
                 }
                 self.load(&mut run, now);

@@ -82,7 +82,7 @@ unsafe impl GlobalAlloc for CountedHeap {
 
 /// Starts the heap. Once, by the boot hart.
 pub fn start() {
-    // SAFETY: called once; nobody else names FIRST.
+    // SAFETY: called once; no other code names FIRST.
     unsafe { HEAP.add((&raw mut FIRST).cast(), FIRST_BYTES) };
 }
 

@@ -65,7 +65,7 @@ impl HostNetwork for NetDevice {
             let token = self.incoming.peek_used()?;
             let offered = self.offered.get_mut(usize::from(token)).and_then(Option::take);
             let Some(mut frame) = offered else { panic!("a network device has filled what it was not given") };
-            let Some(inside) = Arc::get_mut(&mut frame) else { unreachable!("what the device has is nobody else's") };
+            let Some(inside) = Arc::get_mut(&mut frame) else { unreachable!("a frame that the device has is shared") };
             // SAFETY: the buffer that it was given.
             let popped = unsafe { self.incoming.pop_used(token, &[], &mut [inside.room()]) };
             // What is longer is in several of them: one that is full is no frame. The last is taken for one, and is the world's own affair.
@@ -84,7 +84,7 @@ impl HostNetwork for NetDevice {
                 at += 1;
                 continue;
             };
-            // SAFETY: the frame stays where it is, and is nobody else's until the device has filled it.
+            // SAFETY: the frame stays where it is, and has no other user until the device has filled it.
             let added = unsafe { self.incoming.add(&[], &mut [inside.room()]) };
             let Ok(token) = added else { break };
             self.offered[usize::from(token)] = Some(self.free.swap_remove(at));
@@ -97,7 +97,7 @@ impl HostNetwork for NetDevice {
 
     fn send(&mut self, frame: &Arc<Frame>) -> Result<(), Full> {
         self.reclaim();
-        // SAFETY: the frame is kept until the device has done with it, and nobody writes it so long.
+        // SAFETY: the frame is kept, and not written, until the device has done with it.
         let added = unsafe { self.outgoing.add(&[&PLAIN, frame.content()], &mut []) };
         let token = added.map_err(|_| Full)?;
         self.sent[usize::from(token)] = Some(Arc::clone(frame));

@@ -58,7 +58,7 @@ impl HostEntropy for EntropyDevice {
         let Ok(count) = popped else { panic!("an entropy device has filled what it was not given") };
         self.is_asked = false;
         into.copy_from_slice(&self.piece[..]);
-        // What a guest is given, nobody keeps.
+        // No copy is kept of what a guest is given.
         self.piece.fill(0);
         Some(PIECE.min(count as usize))
     }

@@ -80,7 +80,7 @@ impl HostDevice for GuestShare {
     fn begin(&mut self, asked: &Asked) -> Result<Token, NotBegun> {
         let (message, answer) = self.pieces(asked);
         let device = &mut self.device;
-        // SAFETY: units are the device's until it has answered, and nobody touches them so long.
+        // SAFETY: units are the device's until it has answered, and no code accesses them until then.
         let added = unsafe { device.queue.add(&[bytes_of(&message)], &mut [bytes_of(&answer)]) };
         let token = added.map_err(|error| match error {
             virtio_drivers::Error::QueueFull => NotBegun::Busy,

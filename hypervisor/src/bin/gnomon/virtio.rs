@@ -20,7 +20,8 @@ fn layout(pages: usize) -> Layout {
     Layout::from_size_align(bytes, PAGE_BYTES as usize).unwrap_or_else(|_| panic!("{pages} pages for a queue"))
 }
 
-// SAFETY: memory of the heap's, nobody else's until it is given back; and what the device is to see is where it says.
+// SAFETY: the memory is the heap's, and has no other user until it is freed; a physical address that the device is
+// given is that of the buffer.
 unsafe impl Hal for HeapHal {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         // SAFETY: not of size 0.
@@ -56,7 +57,7 @@ impl Opened {
     /// Opens a device at a place for one, if it is of that kind. It is to have those of its features that are wanted.
     pub fn open(slot: &VirtioSlot, kind: DeviceType, wanted: u64) -> Option<Self> {
         let header = NonNull::new(ptr::with_exposed_provenance_mut::<VirtIOHeader>(slot.span.start as usize))?;
-        // SAFETY: a virtio-mmio slot that the device tree names, and that is nobody else's.
+        // SAFETY: a virtio-mmio slot that the device tree names, and that no other code uses.
         let mut transport = unsafe { MmioTransport::new(header, slot.span.bytes as usize) }.ok()?;
         if transport.device_type() != kind {
             return None;

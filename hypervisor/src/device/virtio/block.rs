@@ -341,7 +341,7 @@ impl Block {
         self.parts[tag] = None;
         let work = self.work(part.work);
         work.flying -= 1;
-        // Whoever is about to make requests there, and has not notified yet, need not any more.
+        // The queue is polled: a driver that adds requests there, and has not notified yet, need not notify any more.
         self.open |= work.queue.map_or(0, |queue| 1 << queue);
         self.settle(part.work);
         Ok(())

@@ -73,7 +73,7 @@ impl Gathering {
         // A sixteenth is none.
         let is_no_gain = took >= self.single - self.single / 16;
         match self.way {
-            // Nobody waits for the end of a span that takes half as long again.
+            // A span that takes half as long again is not continued to its end.
             Way::Several(_) if took / 3 >= self.single / 2 || is_over && is_no_gain && self.is_doubtful => {
                 (self.way, self.single) = (Way::Single(self.patience - 1), u64::MAX);
                 self.patience = (2 * self.patience).min(MOST_PATIENCE);

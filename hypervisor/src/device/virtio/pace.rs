@@ -71,7 +71,7 @@ mod tests {
         assert!(!pace.may_go_on(&mut world) && world.at == Some(5_005));
         world.now = 5_005;
         assert!(pace.may_go_on(&mut world));
-        // Its own guest's hart, or one that runs nobody, goes on, and that counts for nothing.
+        // On its own guest's hart, or on one without a guest, the device goes on, and that is not counted.
         world.is_foreign = false;
         (0..10).for_each(|_| pace.has_done(100, 100, &world));
         world.is_foreign = true;

@@ -382,7 +382,7 @@ impl Queue {
         element[..4].copy_from_slice(&u32::from(chain.head).to_le_bytes());
         element[4..].copy_from_slice(&written.to_le_bytes());
         mem.write(self.layout.device + 4 + 8 * self.slot(self.given), &element)?;
-        // Whoever sees the index sees the element.
+        // A driver that sees the index sees the element.
         fence(Ordering::SeqCst);
         let given = self.given.wrapping_add(1);
         mem.store_u16(self.layout.device + 2, given)?;

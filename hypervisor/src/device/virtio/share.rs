@@ -197,7 +197,7 @@ impl Share {
         let chain = &self.work(at).chain;
         let (there, room) = (chain.room(false), chain.room(true));
         let head = chain.hear::<HEAD>(0, outside)?.map(Head::of);
-        // Whoever has no room for an error cannot be told of any.
+        // A message without room for an error cannot be answered with one.
         let Some(head) = head.filter(|_| room >= ERROR as u64) else {
             self.counts.refused += 1;
             self.end(at, 0);

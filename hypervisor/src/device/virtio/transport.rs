@@ -241,7 +241,7 @@ impl<B: Backend> Mmio<B> {
         self.notifications += 1;
         match self.serve(Some(at as usize), outside) {
             Ok(Progress::Idle) => Answer::Done(()),
-            // Nobody waits for memory that is not there yet, if the device goes on by itself.
+            // If the device goes on by itself, the vCPU does not wait for memory that is not there yet.
             Err(Later) if B::GOES_ON => {
                 outside.soon();
                 Answer::Done(())

@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering;
 ///
 /// # Errors
 /// A message, if the state is none that this VM can have. The VM is to end then.
-#[expect(clippy::vec_box, reason = "whoever has a vCPU's box may run it")]
+#[expect(clippy::vec_box, reason = "the owner of a vCPU's box may run it")]
 pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let events = Events::of(&state.events, vm.config.vcpus);
     let events = events.ok_or("the software events of its snapshot are impossible")?;

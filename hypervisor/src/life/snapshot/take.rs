@@ -119,7 +119,7 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
     }
     let state_bytes = state.len() as u32;
     let mut savings = vm.savings.lock();
-    // Whoever lets the VM go on says so here.
+    // It is gone if the VM was resumed or has ended.
     let Some(saving) = &mut savings.now else { return refuse(NONE) };
     saving.state = Some(state);
     let pages = vm.config.memory_bytes / PAGE_BYTES;

@@ -136,7 +136,7 @@ impl Pager {
                 self.in_flight.fetch_add(1, SeqCst);
                 self.leaving.fetch_add(1, SeqCst);
                 let whose = Whose::Image { number, wanted: None };
-                // It stays where it is until it is written: nobody writes to it.
+                // The frame stays where it is until its write is done: an original is never stored to.
                 let (token, frame, comes) = (Some(token), None, Comes::Unwritten);
                 requests.push(Request { token, way: Way::Out, whose, slot, frame, comes, is_moot: false });
                 Went::Gone
@@ -171,7 +171,8 @@ impl Pager {
         let originals = g.frames().originals();
         let used = chunk.clone().filter(|number| originals.state(*number) == Original::Used);
         let which = bits(used.map(|number| number - chunk.start));
-        // First this, then the VMs' locks: whoever touches one from now on is seen, whoever has done so before has mapped it.
+        // First this, then the VMs' locks: a VM that touches one from now on is seen, a VM that has done so before has
+        // mapped it.
         named(&chunk, which).for_each(|number| originals.lapse(number));
         (which != 0).then_some(Taking { which, stay: 0, slot: 0 })
     }
@@ -267,7 +268,7 @@ impl Pager {
                 Err(Fetched::Waits) => {}
                 Err(other) => return other,
             }
-            // Who reads one reads on, most often.
+            // Most reads are sequential.
             for number in number + 1..(number + 1 + g.tunables.get(Id::ReadAhead)).min(originals.end()) {
                 let is_away = originals.state(number) == Original::Out && !is_coming(&inner, number);
                 let Some(slot) = inner.shelf.of(number).filter(|_| is_away) else { break };
@@ -301,7 +302,7 @@ impl Pager {
         for Read { number, frame, slot, is_wanted } in read {
             originals.restore(number, frame);
             if is_wanted {
-                // Whoever waits for it is to find it: the hand spares it once.
+                // The vCPU that waits for it is to find it: the hand spares it once.
                 originals.keep(number);
             }
             self.is_over(g, (Way::In, slot, Ok(())), None, env);

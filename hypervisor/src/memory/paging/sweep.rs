@@ -33,7 +33,7 @@ enum Stop {
 fn find(clock: &mut Clock, g: &Gnomon, frames: &Frames, goal: Goal) -> Option<Stop> {
     for _ in 0..MAX_VMS + 2 {
         if clock.is_at_images() {
-            // They count against nobody's limit.
+            // Originals count against no VM's limit.
             if goal == Goal::Free && frames.originals().count() != 0 {
                 return Some(Stop::Images);
             }

@@ -27,7 +27,7 @@ impl Pager {
     #[cold]
     #[inline(never)]
     pub fn help<E: Env>(&self, g: &Gnomon, vm: &Vm, error: Unreachable, env: &mut E) -> Result<(), Unreachable> {
-        // What it comes to is looked at again after this, or somebody sweeps and wakes.
+        // The count is read first: the state is checked again below, or a sweep wakes the vCPU.
         let since = self.events();
         match error {
             Unreachable::Out { page, slot } => {
@@ -87,8 +87,8 @@ impl Pager {
             known.is_moot = true;
             drop(inner);
             self.counters.rescues.fetch_add(1, SeqCst);
-            // The VM's lock is held all the time: that page of the device may soon have another page, and nobody is to look for this
-            // one there.
+            // The VM's lock is held all the time: another page may soon get that page of the device, and this one must
+            // not be read from there.
             if let Err(frame) = edits::bring_in(g, vm, (guard, page, slot), (frame, Comes::Unwritten), env) {
                 frames.free(frame);
             }
@@ -194,7 +194,7 @@ impl Pager {
             Goal::Nothing => false,
             Goal::Limits(slots) => self.over_limit.fetch_and(!slots, SeqCst) != 0,
             // It may have been for a VM that is to need some only later: what can be taken then is another matter.
-            // Who needs frames side by side has been woken for each that came.
+            // A vCPU that needs contiguous frames has been woken for each frame that came.
             Goal::Free => {
                 let is_waited_for = self.waiting.load(SeqCst) != 0 || self.aim.load(SeqCst) != 0;
                 self.is_short.swap(false, SeqCst) && is_waited_for
@@ -235,7 +235,8 @@ impl Pager {
         if matches!(error, AllocError::OverLimit { .. }) {
             return Unreachable::OutOfFrames(error);
         }
-        // What a disk is about to have read of what somebody gave back comes by itself, and nobody is told: it is tried until then.
+        // Late frames become free when a disk ends their loans. That wakes no vCPU, so the access is retried until
+        // then.
         if frames.late_count() != 0 {
             return Unreachable::Later;
         }
@@ -247,7 +248,7 @@ impl Pager {
             self.waiting.fetch_or(1 << vm.slot(), SeqCst);
             return Unreachable::Waits { since };
         }
-        // One that is about to start, and has nothing reserved, ends nobody.
+        // A VM that is about to start, and has nothing reserved, ends no other.
         if excess(vm) > 0 || vm.promised_bytes() == 0 {
             return Unreachable::OutOfFrames(error);
         }
@@ -290,7 +291,8 @@ impl Pager {
             let Some(request) = inner.requests.iter_mut().find(|request| request.token == Some(token)) else {
                 unreachable!("the device has finished what was not begun")
             };
-            // It stays there until all is done: so long its VM is, and nobody asks the device for that page.
+            // The request stays in the list until all is done: until then its VM exists, and that page of the device is
+            // not requested.
             request.token = None;
             let Request { way, whose, slot, comes, is_moot, .. } = *request;
             let frame = request.frame.take();
@@ -311,7 +313,7 @@ impl Pager {
                         (Way::In, Some(frame), true) => self.bring_in(g, &vm, (page, slot), (frame, comes), env),
                         (_, frame, is_ok) => {
                             frame.into_iter().for_each(|frame| frames.free(frame));
-                            // What nobody has asked for may be asked for later.
+                            // A page that was only read ahead may be asked for later.
                             if way == Way::In && !is_ok && !is_moot && comes == Comes::Wanted {
                                 self.doom(&vm, format!("{}", Unreachable::Lost(page)));
                             }
@@ -375,7 +377,7 @@ impl Pager {
         if is_given_up {
             g.console.say("the swap device fails: nothing more is written to it");
         }
-        // Counted while somebody may still come to wait for it.
+        // Counted as long as a vCPU may still begin to wait for it.
         self.in_flight.fetch_sub(1, SeqCst);
         self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
         vm.into_iter().for_each(|vm| self.wake(g, &vm, env));
@@ -402,7 +404,7 @@ impl Pager {
         /// Frames with which it is worth while to try again.
         const SOME: u64 = 16;
         if self.is_short.load(SeqCst) {
-            // Cleared first: whoever finds none after that sets it again.
+            // Cleared first: a hart that finds no frames after that sets it again.
             self.is_short.store(false, SeqCst);
             let (free, high) = (frames.at_hand(), Self::marks(frames).1.max(self.aim.load(SeqCst)));
             if free < high {
@@ -436,7 +438,7 @@ impl Pager {
 
     /// Wakes those that wait for a frame, or for the device: there may be some.
     pub fn wake_waiting<E: Env>(&self, g: &Gnomon, env: &mut E) {
-        // Counted first: who says only now that it waits, and so is not among them, looks at the count after that.
+        // Counted first: a vCPU that only now begins to wait, and so is not released here, reads the count after that.
         self.events.fetch_add(1, SeqCst);
         self.release_waiting(g, env);
     }

@@ -106,7 +106,7 @@ fn fault<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     let gva = Addr::new(run.context.exit.tval);
     let request = request_of(access, env);
     let Some(root) = &run.shadow.root else { return Brief::NO };
-    // Who has it may wait for this hart.
+    // The lock's holder may wait for this hart.
     let Some(mut memory) = run.vm.memory.try_lock() else { return Brief::NO };
     let found = by_known_tables(memory.as_mut(), root, (gva, &request), &mut env.mem());
     drop(memory);

@@ -105,7 +105,7 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
 
 /// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
-    // Who steers lives by the fence after an entry has become valid.
+    // Steering relies on the fence after an entry has become valid.
     offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
 }
 
@@ -493,7 +493,7 @@ fn fault_from_root<E: Env>(
 #[inline(never)]
 pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64), env: &mut E) -> Gathered {
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    // Whoever has no memory is in greater need of it.
+    // If memory is short, the vCPUs that wait for frames need them more.
     let is_short = g.pager.has_work();
     let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
     let gathered = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {

@@ -69,7 +69,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
             None => return Ok(false),
         },
     };
-    // Published before the next entry: whoever sends a fence after that knows whether it is urgent.
+    // Published before the next entry: by it, the sender of a later fence decides whether the fence is urgent.
     let published = if paging == Paging::Bare { NO_SPACE } else { run.bank.csrs.vsatp };
     run.shared.satp.store(published, Ordering::SeqCst);
     let Some(root) = *present else { unreachable!("it has been loaded") };
@@ -302,10 +302,10 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
     if !views.is_up_to_date(paging, asid, log) {
         return false;
     }
-    // Who has it may wait for this hart.
+    // The lock's holder may wait for this hart.
     let Some(mut memory) = vm.memory.try_lock() else { return false };
     let Some(Memory { shadow: Some(shadow), .. }) = memory.as_mut() else { return false };
-    // It is published first, and looked then what is posted: whoever sends a fence posts it first, and looks then at what is published.
+    // The root is published before `posted` is read; the sender of a fence posts it before it reads the published root.
     let published = shared.satp.swap(satp, Ordering::SeqCst);
     let is_attached = shared.posted.load(Ordering::SeqCst) == 0
         && shadow.alone(&mut env.mem(), |shadow, _| shadow.attach_up_to_date(present, (paging, asid), views, log));

@@ -19,7 +19,7 @@ pub(crate) fn remember_way<E: Env>(run: &mut VcpuRun, env: &E) {
     let mut way = Way::of(context, satp);
     if context.exit.tinst == 0 {
         let guard = run.vm.memory.lock();
-        // Under the lock nobody edits the tables.
+        // While the lock is held, the tables are not edited.
         let (edits, mem) = (run.vm.tlb.edits.load(Ordering::SeqCst), env.mem());
         let is_known = context.brief.has(&context.exit) && run.shadow.way.is_valid(context, satp);
         if is_known && run.shadow.way.insn(context.pc, edits, &mem).is_some() {

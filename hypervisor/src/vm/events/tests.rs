@@ -109,7 +109,7 @@ fn the_global_event_goes_where_it_is_preferred() {
     assert_eq!(events.enable(0, GLOBAL), Ok(1));
     assert_eq!(events.inject(GLOBAL, 0), Ok(1), "whatever hart the call names");
     assert!(events.is_due(1) && !events.is_due(0));
-    // The hart starts anew: nobody is left who would complete it.
+    // The hart starts anew: the handler that would complete the event is gone.
     events.enter(1, &mut place());
     events.start(1);
     assert_eq!(events.inject(GLOBAL, 1), Err(Error::InvalidState));

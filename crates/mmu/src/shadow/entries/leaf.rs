@@ -67,7 +67,7 @@ impl<S: Shadowed> Tables<S> {
         if !self.rules.allows(allowed, there) {
             return None;
         }
-        // Nobody has come there.
+        // No leaf maps a quiet table: the first access to it is an exit.
         let is_quiet = level == Level::PAGE && self.is_quiet(gfn, mem);
         (!is_quiet && self.leaf_fits(gfn, level, there.level)).then(|| self.leaf(gfn, level, allowed, there, mem))?
     }

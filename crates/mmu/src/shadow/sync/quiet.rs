@@ -124,7 +124,7 @@ impl<S: Shadowed> Syncer<S> {
         self.cache.tables.counters.quieted += 1;
         self.cache.tables.index.set_unsync(gfn, false, host.mem);
         *self.cache.tables.index.heads.protected_around(gfn) += 1;
-        // The lane asks nobody whether a frame is a quiet table's.
+        // The lane does not check whether a frame is a quiet table's.
         let chunk = gfn.align_down(Level::MEGA.pages()).base();
         if let Some(lane) = &self.cache.tables.gate.memory {
             lane.words.end(FenceScope::Range { start: chunk, bytes: Level::MEGA.bytes() }, host.mem);

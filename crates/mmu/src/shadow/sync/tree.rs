@@ -182,7 +182,8 @@ impl<S: Shadowed> Syncer<S> {
         part: usize,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), usize> {
-        // Of a page that is not linked before all of it is in step, one entry is: so whoever tries again gets on.
+        // A page that is not linked before all of it is synchronised gets one entry even without budget, so that each
+        // retry makes progress.
         let mut is_free = self.rules().has_all_mirrors(self.page(id));
         if host.budget.is_spent() && !is_free {
             return Err(64 * part);

@@ -58,7 +58,7 @@ fn run(seed: u64, broken: Option<Broken>) -> Result<(), String> {
     let (mut model, mut random) = (Model::default(), Random(seed));
     for step in 0..2000 {
         let from = random.below(VMS as u64 + 1) as usize;
-        // Few addresses, so that they meet; now and then more than anybody may have.
+        // Few addresses, so that they collide; now and then more than the switch learns for a member.
         let many = if random.below(4) == 0 { 200 } else { 12 };
         let address = |random: &mut Random| match random.below(12) {
             0 => Mac([0xff; 6]),
@@ -66,7 +66,7 @@ fn run(seed: u64, broken: Option<Broken>) -> Result<(), String> {
             2 => Mac([0; 6]),
             _ => card(random.below(many)),
         };
-        // Who sends says mostly who it is.
+        // Half of a VM's frames have the VM's own source address.
         let source = if from != WORLD && random.below(2) == 0 { card(from as u64) } else { address(&mut random) };
         let destination = address(&mut random);
         if random.below(50) == 0 {

@@ -96,7 +96,8 @@ impl Env for Hart {
             fence::vvma_all();
             fence::instruction();
         }
-        // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, and since `clear_csrs` nobody's.
+        // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, nor any guest's since
+        // `clear_csrs`.
         unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
     }
 

@@ -14,11 +14,11 @@ impl Hart {
     /// Puts a vCPU on this hart.
     pub(super) fn load(&mut self, run: &mut VcpuRun, now: u64) {
         let vm = Arc::clone(&run.vm);
-        // Before any walk can happen: whoever edits the tables looks here.
+        // Before any walk can happen: an edit of the tables fences the harts that have arrived.
         let generation = shootdown::arrive(&vm, self.index);
         if self.tags.views[vm.slot()].vm != vm.handle.number {
-            // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that nobody gets again before all are fenced,
-            // and so the new one has nothing there yet.
+            // OWNERSHIP: what the slot's last VM left in the TLB is under a VMID that is not reused before the hart has
+            // fenced all of them, so the new VM has nothing there yet.
             self.tags.views[vm.slot()] = View::of(vm.handle.number, generation);
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
@@ -59,7 +59,7 @@ impl Hart {
         self.guest.save_csrs(&mut run.bank.csrs, &self.g.offer);
         run.vm.translation.unload(run, self);
         if run.vm.translation.may_enter(run) {
-            // Nobody keeps back memory that is nobody's while it is on no hart; but its first root may be what it is for.
+            // A vCPU on no hart keeps no unowned frames back; but without a root, they may be for its first one.
             run.discard_ready(&self.shared.frames);
         }
         run.bank.mode = self.guest.privilege();
@@ -90,7 +90,7 @@ impl Hart {
     pub(super) fn give_way(&mut self, run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         let now = self.now();
         if self.g.sched.ready_since() > now {
-            // It says so first and looks again then: who becomes ready between finds a hart that spins.
+            // The flag is set before this looks again: a hart that makes a vCPU ready in between finds one that spins.
             self.set_spins(self.traps_wfi);
             let next = self.g.sched.ready_since();
             if next > now {

@@ -255,7 +255,7 @@ fn a_reset_drops_what_was_begun() {
 fn the_driver_hears_of_another_target() {
     let mut driver = Driver::new();
     driver.device.reconfigure(|balloon| balloon.set_target(5));
-    assert!(!driver.device.interrupt(), "nobody is there");
+    assert!(!driver.device.interrupt(), "there is no driver yet");
     assert!(driver.agree(0, 1));
     driver.set_up();
     let before = driver.get(0x0fc);

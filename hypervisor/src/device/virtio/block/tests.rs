@@ -274,7 +274,7 @@ fn a_reset_waits_for_what_an_earlier_life_has_asked() {
     rig.finish(0, Ok(()));
     assert_eq!(rig.model.lock().sectors[0], 1);
     assert_eq!(rig.model.lock().begun.len(), 1);
-    // What was read for the old life reaches nobody.
+    // The data that was read for the old life is discarded.
     assert!(rig.bytes(DATA + DATA_BYTES, 4096).iter().all(|byte| *byte == NEW));
     rig.finish_all();
     assert_eq!((rig.come_back().len(), rig.free_units()), (1, UNITS));
@@ -291,7 +291,7 @@ fn with_many_in_flight_the_driver_need_not_notify() {
         rig.notify_if_wanted();
     }
     assert_eq!((rig.device.counts().0, rig.model.lock().begun.len()), (4, 4));
-    // A moment later they are begun all the same, though nothing has landed.
+    // A moment later the others are begun, too, although nothing has landed.
     rig.settle();
     assert_eq!(rig.model.lock().begun.len(), 6);
     // One that comes then is notified of.
@@ -337,7 +337,7 @@ fn a_disk_without_a_driver_is_saved_once_it_has_done_what_the_last_one_asked_for
     assert_eq!(rig.set(0x070, 0), Answer::Done(()));
     assert_eq!((rig.model.lock().begun.len(), rig.device.save()), (6, Err(Unsaved::Busy)));
     rig.finish_all();
-    assert!(rig.device.save().is_ok(), "nobody else would look");
+    assert!(rig.device.save().is_ok(), "saving collects what is finished");
     assert_eq!(rig.free_units(), UNITS);
 }
 

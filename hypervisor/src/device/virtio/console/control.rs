@@ -109,7 +109,7 @@ impl Control {
     /// Notes that a port is connected, or no longer.
     pub(super) fn connect(&mut self, port: usize, is_there: bool) {
         if self.is_there[port] && is_there {
-            // Somebody else: the driver sees an end first.
+            // A new connection replaces the old one: the driver sees the old one's end first.
             self.meet(port, false);
         }
         self.is_there[port] = is_there;

@@ -139,7 +139,7 @@ impl Port {
             Some(line) if left != 0 => {
                 let room = MOST_KEPT.saturating_sub(line.output.len());
                 if room == 0 {
-                    // Whoever takes some looks here again.
+                    // The exchange that takes some of the output serves this queue again.
                     return Err(Stop::Idle);
                 }
                 let (mut piece, mut copied) = ([0; PIECE], 0);
@@ -154,7 +154,7 @@ impl Port {
                 counts.refused += 1;
             }
             Some(_) => {}
-            // Nobody has looked whether there are so many.
+            // `left` is what the driver says: the buffers need not exist.
             None => counts.unheard = counts.unheard.saturating_add(left),
         }
         queue.give(chain, 0, outside)?;

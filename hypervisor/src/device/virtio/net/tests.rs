@@ -21,7 +21,7 @@ fn what_is_sent_arrives_whatever_its_length() {
         rig.send(1, &frame(ALL, mac(1), bytes, n as u64));
         assert_eq!(rig.received(0), [frame(ALL, mac(1), bytes, n as u64)]);
         let to_world: Vec<_> = rig.world_has().into_iter().collect();
-        // The world was heard of before, or is not: then everybody gets it, and it as well.
+        // If the switch has not learned the outside address yet, the frame goes to all members, including the world.
         assert_eq!(to_world, [frame(OUTSIDE, mac(0), bytes, n as u64), frame(ALL, mac(1), bytes, n as u64)]);
         rig.received(1);
         let back = frame(mac(1), OUTSIDE, bytes, n as u64);
@@ -145,7 +145,7 @@ fn who_takes_nothing_loses_its_own_and_holds_up_nobody() {
     rig.settle();
     assert_eq!(rig.counts(0).frames_out, 40);
     assert!(rig.lost(2) >= SHARE as u64, "{}", rig.lost(2));
-    // From now on nobody waits.
+    // From now on no sender waits.
     for n in 0..200 {
         rig.send(0, &frame(mac(2), mac(0), 60, n));
         rig.send(0, &frame(mac(1), mac(0), 60, n));
@@ -194,7 +194,7 @@ fn a_card_that_starts_over_has_nothing_of_before() {
     rig.settle();
     assert_eq!(rig.received(1), Vec::<Vec<u8>>::new());
     rig.send(0, &frame(OTHER, OTHER_TOO, 60, 3));
-    assert_eq!(rig.world_has().pop(), Some(frame(OTHER, OTHER_TOO, 60, 3)), "nobody is known by that address");
+    assert_eq!(rig.world_has().pop(), Some(frame(OTHER, OTHER_TOO, 60, 3)), "no member is known by that address");
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn a_card_goes_on_elsewhere_with_its_driver() {
     let plug = rig.network.plug(mac(0)).expect("it is on the network");
     plug.set_user(Handle { slot: 0, number: 0 });
     let mut other = Mmio::new(0x1000_9000, 9, Net::new(plug));
-    // Elsewhere nobody sends anything to a card before it has a driver.
+    // On the other machine, no frames are sent to a card before it has a driver.
     card.device.reset();
     assert_eq!(other.restore(&state), Ok(()));
     assert_eq!(other.save(), Ok(state.clone()));

@@ -366,10 +366,10 @@ fn queues_that_cannot_be_are_refused() {
 #[test]
 fn a_ring_without_memory_is_malformed() {
     let (mut world, nowhere) = (world(), Layout { driver: RAM - 0x1000, ..layout(4) });
-    let mut queue = Queue::new(nowhere, Agreed::default()).expect("nobody has looked");
+    let mut queue = Queue::new(nowhere, Agreed::default()).expect("the addresses are not accessed yet");
     assert_eq!(queue.take(&mut world), Err(Malformed::Unreached.into()));
     let no_device = Layout { device: RAM - 0x1000, ..layout(4) };
-    let mut queue = Queue::new(no_device, Agreed::default()).expect("nobody has looked");
+    let mut queue = Queue::new(no_device, Agreed::default()).expect("the addresses are not accessed yet");
     let chain = Chain::default();
     assert_eq!(queue.give(&chain, 0, &mut world), Err(Malformed::Unreached.into()));
 }

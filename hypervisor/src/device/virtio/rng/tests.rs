@@ -100,7 +100,7 @@ impl Rig {
         self.available += 1;
         let available = self.available.to_le_bytes();
         self.poke(DRIVER + 2, &available);
-        assert_eq!(self.set(0x050, 0), Answer::Done(()), "nobody waits");
+        assert_eq!(self.set(0x050, 0), Answer::Done(()), "the driver does not wait");
     }
 
     /// Makes a piece of so many bytes come. Returns the member that has it.
@@ -132,8 +132,8 @@ fn bytes_come_when_the_host_has_them_and_each_once() {
     rig.come(5);
     rig.moment();
     assert_eq!((rig.back(), rig.bytes(DATA + 100, 6)), ((2, 5), &[2, 2, 2, 2, 2, 0xee][..]));
-    assert_eq!((rig.device.backend().counts().bytes, rig.model.lock().asked), (69, 2), "nobody asks for nothing");
-    // And the room is less than the host has: the rest is nobody's.
+    assert_eq!((rig.device.backend().counts().bytes, rig.model.lock().asked), (69, 2), "no buffer, no request");
+    // And the room is less than the host has: the rest is discarded.
     rig.offer(DATA + 200, 3, 2);
     rig.come(64);
     rig.moment();
@@ -189,7 +189,7 @@ fn a_buffer_that_came_by_a_queue_before_it_was_stopped_is_not_filled() {
     rig.poke(DRIVER, &[0; 4]);
     rig.available = 0;
     rig.set(0x044, 1);
-    assert_eq!(rig.come(64), None, "nobody waits for it");
+    assert_eq!(rig.come(64), None, "no member waits for it");
     rig.moment();
     assert_eq!(rig.bytes(DATA, 1), [0xee]);
     rig.offer(DATA + 100, 8, 2);
@@ -203,7 +203,7 @@ fn a_reset_forgets_what_was_asked() {
     let mut rig = Rig::new();
     rig.offer(DATA, 64, 2);
     rig.start();
-    assert_eq!(rig.come(64), None, "nobody waits for it");
+    assert_eq!(rig.come(64), None, "no member waits for it");
     rig.moment();
     assert_eq!((rig.back().0, rig.bytes(DATA, 1)), (0, &[0xee][..]));
     // One that had come, too.
@@ -235,7 +235,7 @@ fn guests_take_turns_and_none_sees_anothers() {
     assert_eq!(order, [Some(0), Some(1), Some(0), Some(0)]);
     assert_eq!((b.back().0, b.bytes(DATA, 64)), (1, &[2; 64][..]));
     assert_eq!((a.back().0, a.bytes(DATA, 64)), (3, &[4; 64][..]));
-    // One that goes while it waits keeps nobody: what comes for it is the next one's.
+    // A member that leaves while it waits does not block the queue: the next member gets its piece.
     b.offer(DATA, 64, 2);
     drop(a);
     let who = b.come(64);

@@ -134,7 +134,7 @@ fn messages_pass_and_answers_come_back_however_they_are_cut() {
             rig.message(1, &write(5, &data), 11, cuts);
             rig.message(2, &read(6, bytes as u32), bytes as u32 + 11, cuts);
             rig.notify();
-            assert_eq!(rig.come_back(), [], "nobody waits");
+            assert_eq!(rig.come_back(), [], "there is no answer yet");
             let begun: Vec<_> = rig.model.lock().begun.iter().map(|(.., message)| message.clone()).collect();
             assert_eq!(begun, [write(5, &data), read(6, bytes as u32)]);
             // The later one first.
@@ -348,7 +348,7 @@ fn what_was_asked_before_a_reset_comes_to_nothing_and_is_waited_for() {
     rig.start();
     let before = rig.world.ram.clone();
     rig.moment();
-    assert!(rig.come_back().is_empty() && rig.world.ram == before, "an answer reaches nobody");
+    assert!(rig.come_back().is_empty() && rig.world.ram == before, "the old driver's answer is discarded");
     rig.message(0, &clunk(9), 64, &[]);
     rig.notify();
     assert_eq!(rig.model.lock().begun.len(), 2, "what is new waits");

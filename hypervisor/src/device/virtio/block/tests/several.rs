@@ -69,7 +69,7 @@ fn a_full_queue_keeps_no_other_waiting() {
         for (queue, count) in back.iter_mut().enumerate() {
             rig.choose(queue);
             *count += rig.used().len();
-            // Whoever has room makes another one, in the first queue.
+            // If there is room, the driver makes another request, in the first queue.
             if queue == 0 && back_is_short(&rig) {
                 rig.chain(usize::from(ENTRIES) - 1, &[(HEADERS, 16, false), (STATUSES + 99, 1, true)]);
             }

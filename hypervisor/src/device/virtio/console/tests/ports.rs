@@ -221,7 +221,7 @@ fn a_port_that_is_not_open_is_given_nothing_and_nobody_is_said_nothing() {
     assert_eq!(rig.given(IN[0]), [[7; 100]]);
     rig.close(0, 1);
     rig.offer(IN[0], 20, 100);
-    assert!(rig.given(IN[0]).is_empty(), "the rest went with whoever said it");
+    assert!(rig.given(IN[0]).is_empty(), "the rest went with the connection");
     rig.say(OUT[0], 22, b"to nobody");
     rig.choose(OUT[0]);
     assert_eq!(rig.used(), [(22, 0)]);
@@ -242,7 +242,7 @@ fn who_does_not_listen_holds_back_its_own_port_only() {
     assert_eq!(rig.used().len(), 1);
     let heard = rig.exchange(0, &said(1, 0, b"", 0));
     assert_eq!(heard.bytes.0.len(), MOST_KEPT);
-    // Whoever goes lets it have its buffers back.
+    // The end of the connection gives the driver its buffers back.
     rig.close(0, 1);
     rig.choose(OUT[0]);
     assert_eq!(rig.used().len(), 2);
@@ -253,7 +253,7 @@ fn live(seed: u64) {
     let (mut rig, random) = (Rig::ready(seed.is_multiple_of(2)), &mut Random(seed));
     rig.tell(&message(1, event::PORT_OPEN, 1));
     rig.tell(&message(2, event::PORT_OPEN, 1));
-    // Before anybody is connected what is said is unheard.
+    // Output before the first connection is counted as unheard.
     (0..2).for_each(|port| _ = rig.exchange(port, &said(1, 0, b"", 0)));
     let byte = |port: usize, at: u64| (at * 7 + at / 251 + port as u64) as u8;
     let mut free: [Vec<usize>; 4] = core::array::from_fn(|n| (8 * (n + 2)..8 * (n + 3)).collect());
@@ -496,7 +496,7 @@ fn a_console_among_ports_is_given_what_is_typed_once_it_is_open() {
     rig.tell(&message(0, event::PORT_OPEN, 1));
     pass(&mut rig, &mut uart);
     assert_eq!(rig.given(RECEIVE), [b"ahead"]);
-    // Where there is no console, what is typed is not for port 0, and what is printed there is for nobody.
+    // Without a console, input is not for port 0, and output there is discarded.
     let (mut rig, mut uart) = (Rig::ready(false), Uart::default());
     uart.receive(b'x');
     rig.tell(&message(0, event::PORT_OPEN, 1));

@@ -63,7 +63,7 @@ impl HostNetwork for ModelNetwork {
         let mut model = self.model.lock();
         let frame = self.frames.iter_mut().find_map(|frame| Arc::get_mut(frame).is_some().then_some(frame))?;
         let bytes = model.incoming.pop_front()?;
-        let inside = Arc::get_mut(frame).expect("nobody else has it");
+        let inside = Arc::get_mut(frame).expect("it is the only reference");
         inside.room()[HEADER..HEADER + bytes.len()].copy_from_slice(&bytes);
         assert!(inside.fill(HEADER + bytes.len()));
         Some(Arc::clone(frame))
@@ -229,7 +229,7 @@ impl Rig {
             return false;
         };
         let gpa = SENT + 2048 * place as u64;
-        // What the driver says in its header is nothing to anybody.
+        // The contents of the driver's header are ignored.
         self.poke(at, gpa, &[0xee; HEADER]);
         self.poke(at, gpa + HEADER as u64, frame);
         self.offer(at, TRANSMIT, place, &[(gpa, (HEADER + frame.len()) as u32, false)]);
