@@ -1,6 +1,6 @@
 //! VMs on a network, in each mode: a frame from one to the other, and what becomes of those on their way when a VM ends or starts over.
 
-use crate::fake::{self, Hart, depart, park, printed, start_due, vm_config};
+use crate::fake::{self, Event, Hart, depart, park, printed, start_due, vm_config};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
 use abi::mac::Mac;
 use abi::record::EndReason;
@@ -13,6 +13,7 @@ use hypervisor::vm::vcpu::VcpuRun;
 use hypervisor::vm::{Departure, Vm};
 use rv::Addr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// The address of the card's registers.
 const DEVICE: u64 = 0x1000_9000;
@@ -57,12 +58,16 @@ impl Pair {
     }
 
     fn set(&mut self, at: usize, register: u64, value: u64) {
+        self.store(at, register, value);
+        host_events::deliver(&self.g, &mut self.hart);
+    }
+
+    fn store(&mut self, at: usize, register: u64, value: u64) {
         let vm = &self.vms[at];
         let (target, offset, _) = vm.device_at(DEVICE + register).expect("it is there");
         let outside = &mut Reach::new(&self.g, vm, &mut self.hart, Output::Print);
         let answer = vm.devices.store(target, (offset, 4), value, outside);
         assert_eq!(answer, Answer::Done(()));
-        host_events::deliver(&self.g, &mut self.hart);
     }
 
     fn write(&mut self, at: usize, gpa: u64, bytes: &[u8]) {
@@ -133,6 +138,36 @@ fn a_frame_goes_from_memory_to_memory_and_interrupts() {
             ["net.frames_out", "net.frames_in", "net.bytes_in", "net.malformed"].map(|name| pair.count(1, name));
         assert_eq!(counts, [1, 1, 412, 0], "{mmu}");
     }
+}
+
+/// A hart that runs a third VM delivers frames within its budget for others.
+#[test]
+fn frames_for_others_wait_for_the_budget() {
+    let mut pair = Pair::new(MmuMode::TwoStage);
+    pair.offer(1, RECEIVE, 2048, 1);
+    let frame = [vec![0xee; HEADER], [mac(2).0, mac(1).0].concat(), vec![7; 400]].concat();
+    pair.write(0, buffer(TRANSMIT), &frame);
+    pair.write(0, ring(TRANSMIT), [buffer(TRANSMIT), frame.len() as u64].map(u64::to_le_bytes).as_flattened());
+    pair.write(0, ring(TRANSMIT) + 0x802, &[1, 0]);
+    pair.store(0, 0x050, TRANSMIT);
+    pair.g.harts[0].has_guest.store(true, Relaxed);
+    pair.hart.others_from = pair.hart.time + 1000;
+    pair.hart.events.clear();
+    let go_on = |pair: &mut Pair| host_events::go_on(&pair.g, u64::MAX, &mut pair.hart);
+    go_on(&mut pair);
+    assert_eq!(pair.count(1, "net.frames_in"), 0);
+    assert!(pair.hart.events.contains(&Event::AttendAt(pair.hart.others_from)), "{:?}", pair.hart.events);
+    pair.hart.time = pair.hart.others_from;
+    go_on(&mut pair);
+    assert_eq!(pair.count(1, "net.frames_in"), 1);
+    // Its own guest's do not wait.
+    pair.offer(1, RECEIVE, 2048, 2);
+    pair.write(0, ring(TRANSMIT) + 0x802, &[2, 0]);
+    pair.store(0, 0x050, TRANSMIT);
+    pair.hart.others_from = pair.hart.time + 1000;
+    pair.vms[1].vcpus[0].hart.store(0, Relaxed);
+    go_on(&mut pair);
+    assert_eq!(pair.count(1, "net.frames_in"), 2);
 }
 
 #[test]

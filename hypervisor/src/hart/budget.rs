@@ -11,7 +11,7 @@ pub struct Budget {
 
 impl Budget {
     /// The guest's time for each piece of work, as a multiple of the piece.
-    pub const SHARE: u64 = 31;
+    pub const SHARE: u64 = 47;
 
     /// Returns whether a piece of work may begin at host time `now`.
     #[must_use]
@@ -59,7 +59,7 @@ mod tests {
         let mut budget = Budget::default();
         budget.charge(100, 110);
         budget.charge(110, 120);
-        assert_eq!((budget.next(), budget.allows(729), budget.allows(730)), (730, false, true));
+        assert_eq!((budget.next(), budget.allows(1049), budget.allows(1050)), (1050, false, true));
         budget.charge(u64::MAX - 1, u64::MAX);
         assert_eq!(budget.next(), u64::MAX);
     }

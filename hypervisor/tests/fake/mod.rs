@@ -18,6 +18,7 @@ use hypervisor::backend::shares::Shares;
 use hypervisor::device::offer::{Denial, GuestMode, GuestTimer, Offer};
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
+use hypervisor::hart::budget::Budget;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::harts::HartShared;
 use hypervisor::hart::sched::Sched;
@@ -229,7 +230,7 @@ impl Env for Hart {
         self.others_from
     }
     fn charge_others(&mut self, ticks: u64) {
-        self.others_from = self.time + 31 * ticks;
+        self.others_from = self.time + Budget::SHARE * ticks;
     }
     fn go_on_soon(&mut self) {
         self.events.push(Event::GoOnSoon);
