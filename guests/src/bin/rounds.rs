@@ -19,7 +19,7 @@ const PAGE: u64 = 4096;
 const CARD: Device = Device(0x1000_9000);
 /// Of the rounds in calm times, so many are to be done in a storm, in percent.
 const BOUND: u64 = 95;
-/// The same for a single window where a device of the host's takes part, whose times are not those of instructions.
+/// The bound for a single window in which a device of the host takes part, whose times do not follow the count of instructions.
 const BOUND_OF_WINDOW: u64 = 90;
 /// Windows in the mode `any`, and how long each is, in milliseconds.
 const WINDOWS: usize = 40;
