@@ -147,6 +147,15 @@ pub fn poke(at: u64, value: u64) {
     unsafe { metal::mmio::write64(at, value) };
 }
 
+/// Writes bytes at a multiple of eight, and zeroes up to the next one behind them.
+pub fn poke_bytes(at: u64, bytes: &[u8]) {
+    for (n, chunk) in (0..).zip(bytes.chunks(8)) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        poke(at + 8 * n, u64::from_le_bytes(word));
+    }
+}
+
 /// Reads a device's byte register; a trap ends the guest.
 #[must_use]
 pub fn in8(at: u64) -> u8 {

@@ -135,3 +135,30 @@ impl Device {
         Ok(())
     }
 }
+
+/// The registers of the network card.
+pub const CARD: Device = Device(0x1000_9000);
+/// The feature of a network card that its configuration has its address.
+pub const MAC: u32 = 1 << 5;
+/// The address of all cards.
+pub const ALL: [u8; 6] = [0xff; 6];
+
+/// Returns the address of the network card, from its configuration.
+#[must_use]
+pub fn mac() -> [u8; 6] {
+    let words = [CARD.get(0x100), CARD.get(0x104)].map(u32::to_le_bytes);
+    core::array::from_fn(|n| words[n / 4][n % 4])
+}
+
+/// Returns a frame that asks for the gateway's hardware address (ARP), from any source address.
+#[must_use]
+pub fn question(source: [u8; 6]) -> [u8; 60] {
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&ALL);
+    frame[6..12].copy_from_slice(&source);
+    frame[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    frame[22..28].copy_from_slice(&source);
+    frame[28..32].copy_from_slice(&[10, 0, 2, 100]);
+    frame[38..42].copy_from_slice(&[10, 0, 2, 2]);
+    frame
+}

@@ -9,14 +9,13 @@ use core::hint::black_box;
 use guests::console::line;
 use guests::schedule::{self, Moment, STORMS};
 use guests::trap::{enable, on_interrupt, with_interrupts};
-use guests::virtio::{Device, Rings};
+use guests::virtio::{CARD, MAC, Rings};
 use guests::{Check, access, board, ensure, ram, run, sbi};
 use rv::Interrupt::STimer;
 
 guests::entry_point!(main);
 
 const PAGE: u64 = 4096;
-const CARD: Device = Device(0x1000_9000);
 /// Of the rounds in calm times, so many are to be done in a storm, in percent.
 const BOUND: u64 = 95;
 /// The bound for a single window in which a device of the host takes part, whose times do not follow the count of instructions.
@@ -37,7 +36,7 @@ fn main() {
         let rings = ram::pages(8)[0].address();
         let rings = [Rings::at(rings), Rings::at(rings + 4 * PAGE)];
         rings.iter().for_each(Rings::clear);
-        run("rounds/card", || CARD.set_up(1 << 5, &rings));
+        run("rounds/card", || CARD.set_up(MAC, &rings));
         // The card is up from the first notification on.
         CARD.set(0x050, 0);
     }

@@ -1,18 +1,13 @@
 //! A driver of the network card, as small as can be, that can also do what none should.
 
-use guests::access::{peek, poke};
-use guests::virtio::{Device, INDIRECT_DESC, LIVE, Rings, SIZE, STATUS, WRITE, describe, get16};
+use guests::access::{peek, poke, poke_bytes};
+use guests::virtio::{CARD, INDIRECT_DESC, LIVE, MAC, Rings, SIZE, STATUS, WRITE, describe, get16};
 use guests::{Check, Text, board, ensure, ensure_eq, ram};
-
-/// Its registers.
-pub const CARD: Device = Device(0x1000_9000);
 
 pub const RECEIVE: u32 = 0;
 pub const TRANSMIT: u32 = 1;
 /// Bytes of the header in front of each frame.
 pub const HEADER: u64 = 12;
-
-const MAC: u32 = 1 << 5;
 
 /// The driver.
 #[derive(Debug)]
@@ -103,11 +98,7 @@ impl Driver {
     pub fn put(&self, place: u64, frame: &[u8]) {
         let at = self.frame(TRANSMIT, place);
         (at - 16..at).step_by(8).for_each(|at| poke(at, 0));
-        for (n, chunk) in (0..).zip(frame.chunks(8)) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            poke(at + 8 * n, u64::from_le_bytes(word));
-        }
+        poke_bytes(at, frame);
         describe(self.rings[1].table, place, (at - HEADER, HEADER + frame.len() as u64), 0, 0);
     }
 
@@ -116,10 +107,4 @@ impl Driver {
         let at = self.frame(RECEIVE, place) + from;
         core::array::from_fn(|n| (peek((at + n as u64) & !7) >> (8 * ((at + n as u64) & 7))) as u8)
     }
-}
-
-/// The card's address, as its configuration says.
-pub fn mac() -> [u8; 6] {
-    let words = [CARD.get(0x100), CARD.get(0x104)].map(u32::to_le_bytes);
-    core::array::from_fn(|n| words[n / 4][n % 4])
 }

@@ -5,16 +5,14 @@
 
 mod driver;
 
-use driver::{CARD, Driver, HEADER, RECEIVE, TRANSMIT, mac};
+use driver::{Driver, HEADER, RECEIVE, TRANSMIT};
 use guests::access::{self, poke};
 use guests::console::line;
 use guests::random::Random;
-use guests::virtio::{LIVE, NEEDS_RESET, NEXT, SIZE, STATUS, WRITE, describe, put16};
+use guests::virtio::{ALL, CARD, LIVE, NEEDS_RESET, NEXT, SIZE, STATUS, WRITE, describe, mac, put16, question};
 use guests::{Check, board, ensure, ensure_eq, ram, run};
 
 guests::entry_point!(main);
-
-const ALL: [u8; 6] = [0xff; 6];
 
 fn main() {
     let mut words = board().bootargs.split_whitespace();
@@ -66,18 +64,6 @@ fn features() -> Check {
     CARD.set(STATUS, 11);
     ensure_eq!(CARD.get(STATUS), 3, "what it has not is not agreed on");
     Ok(())
-}
-
-/// Asks for the gateway's hardware address (ARP), from any source address.
-fn question(source: [u8; 6]) -> [u8; 60] {
-    let mut frame = [0; 60];
-    frame[..6].copy_from_slice(&ALL);
-    frame[6..12].copy_from_slice(&source);
-    frame[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-    frame[22..28].copy_from_slice(&source);
-    frame[28..32].copy_from_slice(&[10, 0, 2, 100]);
-    frame[38..42].copy_from_slice(&[10, 0, 2, 2]);
-    frame
 }
 
 /// Returns whether an answer to that comes, within so many milliseconds.

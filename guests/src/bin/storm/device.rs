@@ -1,14 +1,12 @@
 //! Storms of requests to a virtio device.
 
-use guests::access::{peek, poke};
-use guests::virtio::{Device, NEXT, Rings, SIZE, WRITE, describe, get16};
+use guests::access::{peek, poke, poke_bytes};
+use guests::virtio::{CARD, Device, MAC, NEXT, Rings, SIZE, WRITE, describe, get16, mac, question};
 use guests::{Check, ensure, ensure_eq, ram};
 
 const PAGE: u64 = 4096;
 /// Requests that are made at once.
 const AT_ONCE: u64 = 16;
-/// The fewest requests of a storm.
-const LEAST: u16 = 300;
 /// Bytes of the header in front of each frame.
 const HEADER: u64 = 12;
 
@@ -40,16 +38,16 @@ impl Flood {
     /// Returns the storm of that name, if there is one.
     pub fn of(name: &str) -> Option<Self> {
         let (kind, device) = match name {
-            "disk" => (Kind::Disk, 0x1000_2000),
-            "share" => (Kind::Share, 0x1000_a000),
-            "net" => (Kind::Net, 0x1000_9000),
+            "disk" => (Kind::Disk, Device(0x1000_2000)),
+            "share" => (Kind::Share, Device(0x1000_a000)),
+            "net" => (Kind::Net, CARD),
             _ => return None,
         };
         let rings = ram::pages(8)[0].address();
         let pages = ram::pages(2 * AT_ONCE as usize)[0].address();
         let buffers = ram::pages(SIZE as usize)[0].address();
         let (requests, arrivals) = (Rings::at(rings), Rings::at(rings + 4 * PAGE));
-        Some(Self { kind, device: Device(device), requests, pages, arrivals, buffers })
+        Some(Self { kind, device, requests, pages, arrivals, buffers })
     }
 
     /// Sets the device up.
@@ -59,7 +57,7 @@ impl Flood {
         if self.kind != Kind::Net {
             return self.device.set_up(0, &[self.requests]);
         }
-        self.device.set_up(1 << 5, &[self.arrivals, self.requests])?;
+        self.device.set_up(MAC, &[self.arrivals, self.requests])?;
         for n in 0..SIZE {
             describe(self.arrivals.table, n, (self.buffers + PAGE * n, 2048), WRITE, 0);
             self.arrivals.offer(n as u16, n as u16);
@@ -98,38 +96,20 @@ impl Flood {
             }
             Kind::Share => {
                 // Tversion: its length, type and tag, the most that a message may have, and the name of the version.
-                let message = *b"\x15\0\0\0\x64\xff\xff\0\x20\0\0\x08\x009P2000.L\0\0\0";
-                for (word, bytes) in (0..).zip(message.chunks(8)) {
-                    poke(page + 8 * word, bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)));
-                }
-                describe(table, head, (page, 21), NEXT, head + 1);
+                let message = b"\x15\0\0\0\x64\xff\xff\0\x20\0\0\x08\x009P2000.L";
+                poke_bytes(page, message);
+                describe(table, head, (page, message.len() as u64), NEXT, head + 1);
                 describe(table, head + 1, (answer, 64), WRITE, 0);
             }
             Kind::Net => {
-                for (word, value) in (0..).zip(self.question()) {
-                    poke(page + 8 * word, value);
-                }
-                describe(table, head, (page + 4, HEADER + 60), 0, 0);
+                let frame = question(mac());
+                // Behind the header, which is zero.
+                poke_bytes(page, &[0; 16]);
+                poke_bytes(page + 16, &frame);
+                describe(table, head, (page + 16 - HEADER, HEADER + frame.len() as u64), 0, 0);
             }
         }
         head
-    }
-
-    /// Returns a frame that asks for the gateway's address, from 16 bytes behind the beginning on.
-    fn question(&self) -> [u64; 10] {
-        let words = [self.device.get(0x100), self.device.get(0x104)].map(u32::to_le_bytes);
-        let mac: [u8; 6] = core::array::from_fn(|n| words[n / 4][n % 4]);
-        let mut bytes = [0; 80];
-        let frame = &mut bytes[16..];
-        frame[..6].fill(0xff);
-        frame[6..12].copy_from_slice(&mac);
-        frame[12..22].copy_from_slice(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
-        frame[22..28].copy_from_slice(&mac);
-        frame[28..32].copy_from_slice(&[10, 0, 2, 100]);
-        frame[38..42].copy_from_slice(&[10, 0, 2, 2]);
-        core::array::from_fn(|word| {
-            bytes[8 * word..8 * word + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
-        })
     }
 
     /// Offers the buffers of what has come again.
@@ -147,7 +127,8 @@ impl Flood {
     /// Checks that there were enough requests, and that they were answered.
     pub fn check(&self) -> Check {
         let done = get16(self.requests.device + 2);
-        ensure!(done > LEAST, "only {done} requests");
+        let least = if self.kind == Kind::Disk { 1000 } else { 300 };
+        ensure!(done > least, "only {done} requests");
         let answers = self.pages + PAGE;
         match self.kind {
             Kind::Disk => {
@@ -158,7 +139,7 @@ impl Flood {
             Kind::Share => ensure_eq!(peek(answers) >> 32 & 0xff, 101, "the answer's type"),
             Kind::Net => {
                 let came = get16(self.arrivals.device + 2);
-                ensure!(came > LEAST, "only {came} answers");
+                ensure!(came > least, "only {came} answers");
             }
         }
         Ok(())
