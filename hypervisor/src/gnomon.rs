@@ -113,6 +113,13 @@ impl Gnomon {
         named.for_each(|vcpu| self.post(vcpu, request::AGAIN, env));
     }
 
+    /// Returns whether work for a VM on that hart delays no other VM: the hart runs a vCPU of it, or has no guest.
+    #[must_use]
+    pub fn is_own(&self, vm: &Vm, hart: usize) -> bool {
+        !self.harts[hart].has_guest.load(Ordering::Relaxed)
+            || vm.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
+    }
+
     /// Makes `hart` leave its guest or its wait.
     pub fn kick<E: Env>(&self, hart: usize, env: &mut E) {
         env.send_ipi(hart);

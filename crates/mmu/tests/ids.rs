@@ -115,8 +115,8 @@ struct Member {
 }
 
 /// Runs the events beside the model. To the model, the translations that a vCPU has left on a hart are another's when
-/// it has been elsewhere since, or stopped; and so are those from before a change of a table, except under the one id
-/// that was fenced for that.
+/// it has been elsewhere since, or stopped. So are those from before a change of a table, except under the id for which
+/// the change was fenced.
 fn run_vcpus(bits: u32, events: &[Event], fault: Fault) -> Result<(), oracle::IdReused> {
     let mut model = IdModel::new(HARTS);
     let mut ids = vec![Ids::new(1, bits); HARTS];

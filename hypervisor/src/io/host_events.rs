@@ -54,7 +54,7 @@ fn resume<E: Env>(g: &Gnomon, user: Option<User>, env: &mut E) {
 /// Handles the interrupt of the host's network device.
 pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
     g.offer.network.acknowledge();
-    deliver_some(g, For::Due, env);
+    deliver_some(g, Reason::Waiting, env);
 }
 
 /// Serves the cards that frames wait for, and the frames that have come from the world: a portion, and the rest a
@@ -62,31 +62,29 @@ pub fn attend_network<E: Env>(g: &Gnomon, env: &mut E) {
 #[inline]
 pub fn deliver<E: Env>(g: &Gnomon, env: &mut E) {
     if g.offer.network.has_work() {
-        deliver_some(g, For::Exit, env);
+        deliver_some(g, Reason::Sent, env);
     }
 }
 
 /// The reason for a delivery.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum For {
-    /// A guest's exit may have sent something: its time is its own.
-    Exit,
+enum Reason {
+    /// A VM's device may have sent something: the delivery is part of the work for that VM.
+    Sent,
     /// Frames wait. While the hart has a guest, those for other VMs are within its budget.
-    Due,
+    Waiting,
 }
 
 #[cold]
 #[inline(never)]
-fn deliver_some<E: Env>(g: &Gnomon, why: For, env: &mut E) {
+fn deliver_some<E: Env>(g: &Gnomon, reason: Reason, env: &mut E) {
     /// Frames in a portion.
     const MOST: usize = 8;
     let (network, hart, begun) = (&g.offer.network, env.hart(), env.now());
-    let has_guest = g.harts[hart].has_guest.load(Ordering::Relaxed);
-    let is_foreign = |vm: &Vm| has_guest && !vm.runs_on(hart);
     let may_do_others = |env: &E| env.others_from() <= env.now();
     // The world's frames do not say which VM they are for before they are taken in.
-    let are_own = || network.users().into_iter().filter_map(|user| g.vms.get(user)).all(|vm| !is_foreign(&vm));
-    let takes_in = !has_guest || may_do_others(env) || are_own();
+    let are_own = || network.users().into_iter().filter_map(|user| g.vms.get(user)).all(|vm| g.is_own(&vm, hart));
+    let takes_in = may_do_others(env) || are_own();
     if takes_in {
         network.take_in(begun);
     }
@@ -95,12 +93,14 @@ fn deliver_some<E: Env>(g: &Gnomon, why: For, env: &mut E) {
         && let Some((user, frames)) = network.next_due()
     {
         match g.vms.get(user) {
-            Some(vm) if why == For::Due && is_foreign(&vm) && !may_do_others(env) => {
-                postponed.push(user);
-                continue;
-            }
             Some(vm) => {
-                foreign += if is_foreign(&vm) { frames } else { 0 };
+                if reason == Reason::Waiting && !g.is_own(&vm, hart) {
+                    if !may_do_others(env) {
+                        postponed.push(user);
+                        continue;
+                    }
+                    foreign += frames;
+                }
                 let receive = |net: &mut Mmio<Net>, board: &mut dyn Board| {
                     // The memory of a frozen VM does not change: frames wait, and are lost if that takes long.
                     if !vm.is_frozen.load(Ordering::SeqCst) {
@@ -114,7 +114,7 @@ fn deliver_some<E: Env>(g: &Gnomon, why: For, env: &mut E) {
         }
         done += frames;
     }
-    if why == For::Due && foreign != 0 {
+    if foreign != 0 {
         env.charge_others((env.now() - begun) * foreign as u64 / done as u64);
     }
     let is_done = !network.has_work();
@@ -156,7 +156,7 @@ pub fn go_on<E: Env>(g: &Gnomon, guests: u64, env: &mut E) {
         env.attend_soon(Some(slot));
     }
     if guests != 0 && g.offer.network.has_work() {
-        deliver_some(g, For::Due, env);
+        deliver_some(g, Reason::Waiting, env);
     }
     print_left(g, env);
 }

@@ -94,8 +94,7 @@ impl<E: Env> Outside for Reach<'_, E> {
     }
 
     fn is_own(&self) -> bool {
-        let hart = self.env.hart();
-        !self.g.harts[hart].has_guest.load(Ordering::Relaxed) || self.vm.runs_on(hart)
+        self.g.is_own(self.vm, self.env.hart())
     }
 
     fn at(&mut self, time: u64) {

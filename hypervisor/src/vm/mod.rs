@@ -310,12 +310,6 @@ impl Vm {
         now.saturating_add(time.saturating_sub(guest_now))
     }
 
-    /// Returns whether a vCPU of the VM is on that hart.
-    #[must_use]
-    pub fn runs_on(&self, hart: usize) -> bool {
-        self.vcpus.iter().any(|vcpu| vcpu.hart.load(Ordering::SeqCst) == hart)
-    }
-
     /// Marks the last exit of a vCPU as one that is to be made again when a device, or the console, can go on.
     pub fn hold(&self, vcpu: u32) {
         self.held.fetch_or(1 << vcpu, Ordering::SeqCst);

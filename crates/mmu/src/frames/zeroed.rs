@@ -3,8 +3,8 @@
 //!
 //! Each is in a *place*, a word with the first frame's number and the number of cleared frames. The hart that changes
 //! the word to "nothing" owns the run. A hart that looks for frames and finds none gives these runs back to the store
-//! one by one, and looks again: a run here makes no allocation fail. A hart that clears a part of a run owns it for
-//! that time, and hides it as [`super::store`] says.
+//! one by one, and looks again: a run here makes no allocation fail. A hart that clears a part of a run owns the run
+//! meanwhile, and hides it from others ([`super::store`]).
 
 use super::tags::{BLOCK, BLOCK_ORDER};
 use crate::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};

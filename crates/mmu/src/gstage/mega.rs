@@ -172,7 +172,7 @@ impl<In: Space> AddressSpace<In> {
     }
 
     /// Takes the table away, for a leaf of `run` to be published in its place. Returns the translations to fence before
-    /// that, and the pages to copy in between: until then the guest may write to them.
+    /// the leaf is published, and the pages to copy after the fence: before the fence the guest may still write to them.
     pub(super) fn replace(&mut self, small: Small, run: Pfn<Hpa>, mem: &mut impl PhysMem) -> (Stale<In>, Vec<Taken>) {
         let Small { at, table, own } = small;
         let mut stale = Self::unlink(at, table, mem);

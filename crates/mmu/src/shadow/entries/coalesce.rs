@@ -9,7 +9,7 @@
 //!
 //! Nothing else changes: the page keeps its leaves, its mirrors and its place in all lists, and the entries above stay
 //! in the list of its parents. So fences compare the same entries as before, and a change of a frame finds all leaves
-//! that map it. The leaf of 2 MiB says what the 512 say, so it may stand as long as they do: before any of them changes
+//! that map it. The leaf of 2 MiB maps the same frames with the same rights as the 512 leaves. Before any of them changes,
 //! the page is *split*, and the entries above are pointers again. The lane finds no mark there, and goes the full path.
 //!
 //! The caller's timer searches for such pages ([`Shadow::gather`]); faults and fences do not.

@@ -92,12 +92,13 @@ impl HostDevices {
         }
         let runs_at = |hart: &usize| *hart != me && self.contexts.get(*hart).is_some_and(Option::is_some);
         let hart_of = |vm: Arc<Vm>| vm.vcpus.iter().map(|vcpu| vcpu.hart.load(Ordering::SeqCst)).find(runs_at);
-        let mut others = users.iter().filter_map(|user| g.vms.get(*user));
-        match others.find_map(hart_of) {
-            Some(hart) if !is_own => Course::At(hart),
+        if !is_own && let Some(hart) = users.iter().filter_map(|user| g.vms.get(*user)).find_map(hart_of) {
+            return Course::At(hart);
+        }
+        match device {
             _ if !self.budget.allows(now) => Course::Later,
             // The delivery of frames charges those for other VMs itself.
-            _ if matches!(device, Interrupts::Network) => Course::Own,
+            Interrupts::Network => Course::Own,
             _ => Course::Foreign,
         }
     }
