@@ -1,4 +1,4 @@
-//! Short turns for threads that wait for each other, where there are more of them than processors.
+//! Short turns for threads that wait for each other, where other threads want the same processors.
 //!
 //! QEMU has a thread for each hart, and harts wait for each other by spinning: a fence that all have to answer, a lock, a
 //! flag. A thread that spins is not idle, so the host lets it go on until its clock ticks, 4 ms later, and the one that it
@@ -17,13 +17,12 @@ use std::time::Duration;
 /// The length of a turn. Each wake-up takes some 15 us.
 const TURN: Duration = Duration::from_micros(300);
 
-/// Does something in which so many threads are to take turns, if the host has fewer processors for them.
+/// Does something in which so many threads wait for each other, and take turns with each other and with what else the host does.
 pub fn take_turns<R>(threads: u32, act: impl FnOnce() -> R) -> R {
-    let processors = processors();
-    if threads as usize <= processors.len() {
+    if threads < 2 {
         return act();
     }
-    wake(&processors, act).0
+    wake(&processors(), act).0
 }
 
 /// The processors that this process may use. None, if the host does not say.

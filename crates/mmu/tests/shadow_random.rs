@@ -11,7 +11,7 @@ const STEPS: u64 = 500;
 
 /// Steps in all, for each upkeep. A soak sets SHADOW_STEPS.
 fn steps() -> u64 {
-    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_000)
+    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(200_000)
 }
 
 fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 15]) {
