@@ -140,7 +140,7 @@ const MOST_TRIED: usize = 60;
 
 /// Leaves out each instruction that the lane executes, and flips each of its bits: the check above has to see it. All
 /// that are left out are found, except jumps: the code behind some comes to the same. Of the flipped bits some change
-/// nothing: those that mask what is zero anyway, and those that make a branch to the full path another one to it.
+/// nothing: those that mask what is zero anyway, and those that make a branch that passes the trap on another such branch.
 #[test]
 fn a_changed_instruction_is_found() {
     const NOTHING: [(u32, usize); 2] = [(0x13, 4), (1, 2)];

@@ -238,7 +238,7 @@ impl LaneRoot {
 pub struct LaneRoots {
     /// Which bits of an instruction tell that it writes `satp` and does nothing else.
     mask: u64,
-    /// The value of those bits for such a write; more than 32 bits while the lane leaves these to the full path.
+    /// The value of those bits for such a write; more than 32 bits while the lane passes these on.
     matches: u64,
     /// The value of those bits for a read of `satp` that does nothing else.
     read_mask: u64,
@@ -387,7 +387,7 @@ impl Lane {
         }
     }
 
-    /// Leaves all fences and accesses to `satp` to the full path.
+    /// Makes the lane pass on all fences and accesses to `satp`.
     pub const fn turn_off(&mut self) {
         self.matches = Self::NEVER;
         self.roots.matches = Self::NEVER;

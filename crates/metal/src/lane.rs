@@ -9,7 +9,7 @@
 //! - 32 entries of 16 bytes, one for each rs2: goes on if the register holds the running ASID.
 //!
 //! Registers: a0 is the context; t4, t5 and t6 are saved in it. t4: the instruction, then the table walked;
-//! t5: the address; t6: scratch. Whatever is not as expected goes to the full path, which finds these three
+//! t5: the address; t6: scratch. Whatever is not as expected is passed on to the rest of the vector, which finds these three
 //! saved and a0 as they are. On harts with Zba, counted from the trap to the return, and both included, a fence
 //! that names an ASID takes 60 instructions under Sv39 and 7 more for each level more (one more where rs2 is
 //! a0, t4, t5 or t6); one that names none takes 59. Without Zba each level takes one more.
@@ -19,7 +19,7 @@
 //!
 //! There are blocks for fences of two kinds. One leaves a token in the entry. The other brings the entry in step with the guest's
 //! ([`Deed::Sync`]), and takes 91 instructions for a leaf by one word for its 2 MiB. It has t1 to t3, too: t1 is where the log goes
-//! on, t3 the guest's entry, t2 scratch. What it finds saved is for the full path to save again.
+//! on, t3 the guest's entry, t2 scratch. If the trap is passed on, the rest of the vector saves again what it finds saved.
 
 pub use crate::lane_table::{Deed, Way, table};
 

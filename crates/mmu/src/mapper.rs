@@ -9,11 +9,12 @@
 //! |---|---|---|
 //! | pages are about to be unmapped, or to move, or to lose a right | [`Mapper::let_go`] | before, in portions (BOUNDED) |
 //! | they have been | [`Mapper::changed`] | after the edit of the table, before TLBs are fenced and frames are free |
-//! | a page is written whose writes were withheld | [`Mapper::dirtied`] | before the guest's store |
+//! | the first store to a page since its W was withheld, or since it became idle, by the guest or by Gnomon | [`Mapper::dirtied`] | before the store |
 //! | a region comes or goes | [`Mapper::region`] | before its first page can be mapped; when no more can be, before those that are mapped are given back |
 //!
 //! After an edit, when [`crate::AddressSpace::settle`] returns (TOLD), nothing that a mapper keeps leads to a frame where the table does not lead, nor
-//! allows what the table does not allow. A fill of an invalid entry is no edit: nothing can have been made from it.
+//! allows what the table does not allow. A fill of an invalid entry is no edit: nothing can have been made from it. No mapper hears of
+//! stores to pages that have W.
 
 use crate::budget::Budget;
 use crate::gstage::Region;
@@ -52,7 +53,7 @@ pub trait Mapper<In: Space = Gpa>: Send + Sync {
     /// Ends all that was made from pages of `scope`: their entries in the table are no more what they were.
     fn changed(&mut self, scope: FenceScope<In>, mem: &mut dyn PhysMem);
 
-    /// Notes that a page is written which was not to be written unseen.
+    /// Notes the first store to a page since its W was withheld, or since it became idle. Other stores are not noted.
     fn dirtied(&mut self, page: Pfn<In>) {
         let _ = page;
     }

@@ -1,4 +1,5 @@
-//! Faults: what is made ready at its first touch, what is the guest's own, and what is not there.
+//! Guest-page faults, page faults and access faults, by what the fault is about: memory that is made ready, a device, nothing, or
+//! the guest's own tables. A vCPU whose memory has to be read from the swap device waits here ([`wait_for_memory`]).
 
 use super::inject::{deny, inject};
 use super::mmio;

@@ -1,8 +1,8 @@
 //! Exits: what a trap out of a guest means, and what is done about it.
 //!
-//! [`handle`] works on a snapshot of the trap and says with an [`Outcome`] how the vCPU goes on.
-//! Whatever the guest did ends in one of them (BLAME): it goes on, gets a trap, or its VM ends with
-//! a message.
+//! Some exits are [brief](handle_brief). For all others, on the full path, [`handle`] works on a snapshot of the trap and
+//! says with an [`Outcome`] how the vCPU goes on. Whatever the guest did ends in one of them (BLAME): it goes on, gets a
+//! trap, or its VM ends with a message.
 
 mod brief;
 mod code;

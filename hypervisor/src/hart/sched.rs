@@ -1,4 +1,5 @@
-//! The scheduler: for each hart a queue of ready vCPUs and a list of waiting ones, behind a lock of its own.
+//! The scheduler: for each hart a queue of ready vCPUs and a list of waiting ones, with the times of their timers, behind a lock of its
+//! own.
 //!
 //! While there are no more started vCPUs than harts, each vCPU has a hart to itself, WFI stays in the guest and no
 //! slice ends. Only beyond that (*overcommitted*) do WFI and the slice timer trap.

@@ -1,4 +1,4 @@
-//! A guest's memory, as its devices reach it.
+//! DMA: a guest's memory, as its devices reach it. The engine hears of each store ([`crate::vm::Translation::host_wrote`]).
 
 use crate::device::{GuestMemory, Unreached};
 use crate::hart::env::Env;

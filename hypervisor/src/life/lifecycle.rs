@@ -1,16 +1,17 @@
-//! The life of VMs: they are created, start, pause, start over, end, and are gone. A VM may wait for another's end, and
-//! have its memory and its slot then.
+//! The life of VMs: they are created, started, paused, resumed, reset, stopped and destroyed (`docs/glossary.md` has the states). A VM
+//! may wait for another's end, and have its memory and its slot then.
 //!
 //! ```text
 //!  wish ──► create ──► start ──► running ◄──► paused      create: a slot, the VM, its vCPUs, its console
 //!             │          ▲          │            │        start: memory, devices, the first vCPU
-//!             │          └─ reboot ─┤            │        end: all vCPUs are collected, memory is given back
-//!             └────────────► end ◄──┴────────────┘        destroy: the slot is free; what is told of the VM is kept
+//!             │          └─ reset ──┤            │        stop: all vCPUs are parked, then teardown: memory is given back
+//!             └───────────► stop ◄──┴────────────┘        destroy: the slot is free; the VM's report is kept
 //!                             └──► destroy
 //! ```
 //!
-//! To end or restart, a VM's vCPUs are collected: those in queues at once, those on harts when the harts notice
-//! [`request::PARK`]. The hart that parks the last one does the rest.
+//! At a stop or reset, a VM's vCPUs are parked: those in queues at once, those on harts when the harts notice
+//! [`request::PARK`]. The hart that parks the last one begins the teardown (`give_back`). A chore frees the memory
+//! ([`go_on`]), then starts or destroys the VM.
 
 use crate::device::board;
 use crate::device::offer::GuestMode;

@@ -81,8 +81,8 @@ fn fences(counters: &VcpuCounters) -> u64 {
 }
 
 /// Returns whether a steered vCPU on this hart has made so many fences that it is to be looked at before the next look
-/// is due. Called for a fence that comes to Gnomon, as one of some hundred does that the lane has done. The vCPU goes
-/// the full path for the look ([`instruction`]).
+/// is due. Called for a fence that comes to Gnomon, as one of some hundred does that the lane has done. The exit
+/// takes the full path then, for the look ([`instruction`]).
 #[inline(always)]
 pub(crate) fn is_busy(run: &mut VcpuRun) -> bool {
     run.adapts.is_some() && has_fenced_much(run)

@@ -66,7 +66,7 @@ pub struct After {
     /// The result's name.
     pub what: &'static str,
     pub hart: Hart,
-    /// True if the trap is left to the full path.
+    /// True if the trap is passed on.
     pub is_left: bool,
 }
 
@@ -75,7 +75,7 @@ fn table(level: u64, number: u64) -> u64 {
     TABLES + (2 * (level * TABLES_EACH + number) + 1) * 4096
 }
 
-/// Executes from a trap on until it returns, or arrives at the full path. Tells each instruction's address.
+/// Executes from a trap on until it returns, or is passed on. Tells each instruction's address.
 fn run(image: &Image, hart: &mut Hart, full: u64, mut tell: impl FnMut(u64)) -> Result<(), Stuck> {
     for _ in 0..200 {
         if hart.pc == full || matches!(hart.events.last(), Some(Event::Return(_))) {
@@ -249,7 +249,7 @@ impl Scene {
         self.taken("a token", hart, (address, by_asid))
     }
 
-    /// The result of leaving the trap to the full path, with t4 to t6 in the context.
+    /// The result of passing the trap on, with t4 to t6 in the context.
     pub fn left(&self, what: &'static str) -> After {
         let (way, mut hart) = (self.block.way, self.hart.clone());
         hart.csrs.insert(way.scratch, self.hart.x[10]);

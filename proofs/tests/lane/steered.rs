@@ -51,7 +51,7 @@ const FRAMES: u64 = (1 << 43) - 1;
 /// The right value of the entry.
 enum Made {
     Entry(&'static str, Pte),
-    /// Only the full path knows.
+    /// The lane cannot know: it passes the fence on.
     Unknown(&'static str),
 }
 
@@ -246,7 +246,7 @@ impl Scene {
         hart.events.push(Event::Swap { at: GATE, value, order });
     }
 
-    /// The full path is to do it: the gate is as it was.
+    /// The fence is passed on: the gate is as it was.
     fn left_sync(&self, what: &'static str) -> After {
         let mut after = self.left(what);
         self.takes_gate(&mut after.hart);

@@ -12,7 +12,7 @@ use mmu::table::is_poison;
 use rv::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An end that is not the full path.
+/// An end at which the trap is not passed on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum End {
     /// A front's, at a walk.
@@ -107,7 +107,7 @@ impl Prover<'_> {
         Ok(())
     }
 
-    /// The end at the full path.
+    /// The end at which the trap is passed on.
     pub fn leaves_all_as_it_was(&mut self, state: &State) -> Proved {
         match state.gate {
             Gate::Unknown => {}
@@ -119,7 +119,7 @@ impl Prover<'_> {
         }
         // What is beyond the log's end is not read, and a fence changes nothing.
         if state.did.iter().any(|did| !matches!(did, Did::Line { .. } | Did::Fence(..))) {
-            return Err("it has done something, and goes on to the full path".into());
+            return Err("it has done something, and passes the trap on".into());
         }
         self.is_saved(state)
     }

@@ -135,7 +135,7 @@ pub struct Prover<'a> {
     wide: Option<u64>,
     full: u64,
     pub before: Before,
-    /// The ends of paths that are not left to the full path: a front's at a walk, and a walk's in the guest.
+    /// The ends of paths on which the trap is not passed on: a front's at a walk, and a walk's in the guest.
     pub ends: BTreeSet<End>,
     /// The addresses of the instructions that can be executed.
     pub executed: BTreeSet<u64>,
@@ -224,7 +224,7 @@ impl<'a> Prover<'a> {
         let proved = registers.try_for_each(|register| {
             let from = self.solver.remember();
             let insn = self.solver.any_with(&format!("write_{register}"), 0xffff_ffff, WRITES_SATP | register << 15);
-            // From x0 paging goes off: that is the full path's.
+            // From x0 paging goes off: that is passed on.
             self.before.written = (register != 0).then(|| self.before.x[register as usize]);
             let proved = self.go_on_by(&trap, insn);
             self.solver.forget(from);
@@ -280,7 +280,7 @@ impl<'a> Prover<'a> {
         self.has_ended(&End::of_walks(self.block))
     }
 
-    /// Checks that each expected end was reached: code that always leaves for the full path would do nothing wrong.
+    /// Checks that each expected end was reached: code that passes everything on would do nothing wrong.
     fn has_ended(&self, expected: &BTreeSet<End>) -> Proved {
         let missing = expected.difference(&self.ends).next();
         missing.map_or(Ok(()), |end| Err(format!("it never comes to {end:?}")))

@@ -31,8 +31,8 @@
 //!   fenced or waived.
 //!
 //! The caller holds the VM's lock; hardware walkers and the lane do not: `entries::read` says what is done about that. A page is
-//! linked below another only once it is up to date: where the lane finds no pointer it leaves the fence to the full path,
-//! which waits for the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane::gate`).
+//! linked below another only once it is up to date: where the lane finds no pointer it passes the fence on, to code that
+//! needs the lock. In `steered` the lane has a lock of its own with the engine, the gate (`lane::gate`).
 
 mod api;
 #[cfg(feature = "sabotage")]

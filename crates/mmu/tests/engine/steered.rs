@@ -137,7 +137,7 @@ impl Steered {
         self.operate(|_, _| Ok(()));
     }
 
-    /// The guest fences, which goes the full path.
+    /// The guest fences, which the lane passes on.
     pub fn fence(&mut self, fence: GuestFence) {
         let root = self.root();
         let Self { mem, frames, space, shadow, views, log, .. } = self;

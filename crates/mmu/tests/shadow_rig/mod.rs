@@ -250,7 +250,7 @@ impl<S: Subject> Rig<S> {
         if let Mutant::Engine(sabotage) = setup.mutant {
             shadow.sabotage(sabotage);
         }
-        // Without room for its memory, all fences go the full path.
+        // Without room for its memory, the lane passes all fences on.
         if setup.upkeep == Upkeep::Steered && pick(4) != 0 {
             shadow.begin_lane(&mut space, RAM.add(PAGES), &frames, &mut machine);
         }

@@ -1,4 +1,5 @@
-//! Pages that are read back, requests that are finished, and the vCPUs that wait for them.
+//! Requests to the swap device: pages that are read back (swap in), the end of requests of both ways, and the vCPUs that wait for
+//! pages or frames. Writes begin in the sweep ([`super::sweep`]).
 
 use super::originals::Read;
 use crate::gnomon::Gnomon;

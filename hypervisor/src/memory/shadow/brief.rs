@@ -1,5 +1,5 @@
-//! Exits of guests on shadow tables that are brief ([`crate::exit::handle_brief`]): faults that the tables which are known answer, a
-//! fence of one page, and a write of `satp` that changes nothing.
+//! Exits of guests on shadow tables that are brief ([`crate::exit::handle_brief`]): faults that the existing tables resolve, a fence of
+//! one page ([`steering::fence_page`]), and a write of `satp` that changes nothing or leads to a root that is up to date.
 
 use super::{by_known_tables, filled, request_of, roots, steered, steering};
 use crate::device::offer::{Denial, Offer};

@@ -1,4 +1,5 @@
-//! The roots that a vCPU gets: when it comes to a hart, and by what its guest does about translation.
+//! Instructions about translation that trap are emulated: accesses to `satp`, and fences. A vCPU gets the root that its `satp` names,
+//! by such an access or when it comes to a hart.
 
 use super::{fence, helped, lend, pages, with_memory};
 use crate::device::offer::Offer;

@@ -1,4 +1,5 @@
-//! Which VMs can be steered ([`mmu::shadow`]), and fences of theirs that are done at once.
+//! Fences of one page as brief exits, for guests on shadow tables in every mode; and the check whether a VM can be steered
+//! ([`mmu::shadow`]).
 
 use crate::device::offer::{Denial, Offer};
 use crate::hart::env::Env;
@@ -26,7 +27,8 @@ pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     Ok(())
 }
 
-/// Does a fence of one page, of the vCPU's own. Returns whether it is done: most are, because the tables exist.
+/// Does a fence of one page, of the vCPU's own, as a brief exit. Returns whether it is done: most are, because the tables exist. The
+/// others take the full path ([`super::fence`]).
 #[inline(always)]
 pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option<Asid>, env: &mut E) -> bool {
     let Some(root) = run.shadow.root.as_ref().filter(|root| asid.is_none_or(|asid| asid == root.asid)) else {

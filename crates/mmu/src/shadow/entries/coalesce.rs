@@ -10,7 +10,7 @@
 //! Nothing else changes: the page keeps its leaves, its mirrors and its place in all lists, and the entries above stay
 //! in the list of its parents. So fences compare the same entries as before, and a change of a frame finds all leaves
 //! that map it. The leaf of 2 MiB maps the same frames with the same rights as the 512 leaves. Before any of them changes,
-//! the page is *split*, and the entries above are pointers again. The lane finds no mark there, and goes the full path.
+//! the page is *split*, and the entries above are pointers again. The lane finds no mark there, and passes the fence on.
 //!
 //! The caller's timer searches for such pages ([`Shadow::gather`]); faults and fences do not.
 

@@ -6,7 +6,7 @@
 //!
 //! The lane, which needs no lock, may change the same entry. In `lazy` it leaves an invalid entry that was never there before, so the
 //! exchange fails. In `steered` it is kept out by the gate while the guest's entry is read again and ours is exchanged.
-//! A store of the guest to its tables meanwhile does not matter: a fence that takes the full path has the lock to itself.
+//! A store of the guest to its tables meanwhile does not matter: a fence that the lane passes on has the lock to itself.
 
 use super::fault::{Answer, Forget};
 use super::filler::Filler;

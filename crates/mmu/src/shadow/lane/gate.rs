@@ -16,7 +16,7 @@
 //!
 //! Which of the four the header is, and with it the table behind it, changes from page to page: so that tables do not share sets of caches.
 //!
-//! The gate is a lock: it is 0 while it is held. The lane never waits for it, but goes the full path. The engine, which closes
+//! The gate is a lock: it is 0 while it is held. The lane never waits for it, but passes the trap on. The engine, which closes
 //! it while it works ([`Shadow::alone`]), and a fault with a share of the VM's lock (`shadow/fill/beside`), which enters for one exchange, do
 //! wait: the lane holds it for some 70 instructions. So the lane changes no entry of level 0 between two steps of the engine's, and
 //! the log has all that the lane has done when the engine begins.

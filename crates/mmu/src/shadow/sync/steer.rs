@@ -200,7 +200,7 @@ impl<S: Shadowed> Syncer<S> {
         self.cache.tables.remake(at, ours, pte, host);
     }
 
-    /// Tells the lane, which went the full path or will come there, where what is around `gfn` is, if it may go there.
+    /// Tells the lane, which passed a fence on or may come there, where what is around `gfn` is, if it may go there.
     #[inline(always)]
     fn teach(&mut self, gfn: Pfn<Gpa>, space: &AddressSpace, mem: &mut impl PhysMem) {
         const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X);
@@ -221,7 +221,7 @@ impl<S: Shadowed> Syncer<S> {
         mem.write_u64(at, word);
     }
 
-    /// A fence by address went the full path, since the lane is kept out of the 2 MiB around a frame for the quiet tables there. Where such
+    /// The lane passed a fence by address on, since it is kept out of the 2 MiB around a frame for the quiet tables there. Where such
     /// fences are many beside the wide ones that have less to do for it, the tables are quiet no more, and it says so.
     #[cold]
     #[inline(never)]

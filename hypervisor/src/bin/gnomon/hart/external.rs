@@ -1,4 +1,4 @@
-//! Interrupts of the host's devices.
+//! Interrupts of the host's devices: each is handled here, moves to another hart, or is deferred ([`super::interrupts`] chooses).
 
 use super::Hart;
 use super::interrupts::{Course, Interrupts};

@@ -1,4 +1,5 @@
-//! The host's devices that interrupt, and which of them do not interrupt this hart for now.
+//! The host's devices that interrupt, the choice of the hart that handles an interrupt ([`HostDevices::course`]), and the devices that
+//! are masked at this hart for now.
 
 use crate::drivers::PlicContext;
 use abi::bundle::MAX_VMS;
