@@ -7,12 +7,15 @@ use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::{boot, faults, fig5, fig6, files, lane, overcommit, page, papers};
-use crate::host::place::{IoError, check_writable, write_whole};
+use crate::host::output::{Kind, OutputError};
 use crate::subject::workload::Scale;
 use crate::vm::mode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+
+/// The files of `--json`.
+const JSON: Kind = Kind { what: "a file of `gnomon bench --json`", mark: b"{\n  \"command\": \"gnomon bench " };
 
 /// The cores that are modelled if none are named: one like a board's, and one without walk caches.
 const CORES: [&str; 2] = ["p550", "plain"];
@@ -150,13 +153,9 @@ impl BenchArgs {
             svadu: self.svadu,
         };
         choice.check()?;
-        for path in self.json.iter().chain(&self.html) {
-            check_writable(path)?;
-        }
-        if let Some(dir) = &self.files {
-            std::fs::create_dir_all(dir).map_err(IoError::at("make the directory", dir))?;
-            check_writable(&dir.join("table.csv"))?;
-        }
+        self.json.as_deref().map_or(Ok(()), |path| JSON.check(path))?;
+        self.html.as_deref().map_or(Ok(()), |path| page::FILE.check(path))?;
+        self.files.as_deref().map_or(Ok(()), |dir| files::begin(dir, &self.command()))?;
         let baseline = self.baseline.as_deref().map(Baseline::read).transpose()?;
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
@@ -200,7 +199,7 @@ impl BenchArgs {
             write_json(path, &self.command(), lab, reports)?;
         }
         if let Some(path) = &self.html {
-            write_whole(path, page::page(reports, &self.command(), &lab.versions())?.as_bytes())?;
+            page::FILE.write(path, page::page(reports, &self.command(), &lab.versions())?.as_bytes())?;
         }
         match (&self.files, reports.last()) {
             (Some(dir), Some(report)) => files::write(dir, report),
@@ -226,7 +225,7 @@ impl BenchArgs {
     }
 }
 
-fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {
+fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), OutputError> {
     let experiment = |report: &Report| {
         let mut all = report.json.clone();
         all["tables"] = baseline::tables(report).into();
@@ -234,5 +233,5 @@ fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Resu
     };
     let experiments: Vec<_> = reports.iter().map(experiment).collect();
     let all = json!({ "command": command, "versions": lab.versions(), "experiments": experiments });
-    write_whole(path, format!("{all:#}\n").as_bytes())
+    JSON.write(path, format!("{all:#}\n").as_bytes())
 }

@@ -1,6 +1,6 @@
 //! `gnomon run`.
 
-use crate::host::place::check_writable;
+use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
 use crate::machine::board::{Clock, HExtension, Seat};
@@ -251,7 +251,7 @@ impl RunArgs {
                 "VMs have ports, but without the control channel no program can connect to them"
             ));
         }
-        show.stats.as_deref().map_or(Ok(()), check_writable)?;
+        show.stats.as_deref().map_or(Ok(()), |path| run::STATS.check(path))?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
         let prepared = run::prepare(&spec, None)?;
@@ -318,7 +318,9 @@ impl RunArgs {
         // They have them by now, and some by the names that their guests know.
         let options = VmFile { shares: None, ports: None, ..options };
         let (level, cores) = (self.meter_level.0, self.core);
-        let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
+        // QEMU takes some names for more than names: `help`, for one.
+        let out = self.meter.map(|out| std::path::absolute(&out).map_err(IoError::at("write", out))).transpose()?;
+        let meter = out.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {
             files,
             options,

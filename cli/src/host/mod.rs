@@ -1,6 +1,7 @@
 //! This computer: where files are, processors, jobs, progress, the user's terminal, and the compiler.
 
 pub mod build;
+pub mod output;
 pub mod place;
 pub mod pool;
 pub mod processors;

@@ -1,6 +1,6 @@
 //! The meter: a plugin of QEMU's that counts what hardware would see. See docs/meter.md.
 
-use crate::host::place::check_writable;
+use crate::host::output::{Kind, OutputError};
 use crate::host::size::Size;
 use crate::machine::board::Clock;
 use meter::args::Level;
@@ -10,6 +10,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+
+/// The files of reports. Each begins with the cores.
+const FILE: Kind = Kind { what: "a report of the meter's", mark: b"\"costs_are_guesses\": " };
 
 /// The events to count, and the report's file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +47,10 @@ pub enum MeterError {
     #[error("with --icount the meter can count one hart only, not {0}")]
     #[diagnostic(help("leave out --icount, or use --harts 1 and one vCPU"))]
     SeveralHarts(u32),
+    /// The file is of another kind.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Output(#[from] OutputError),
     /// The report cannot be written.
     #[error("cannot write the meter's report to {path}: {why}")]
     #[diagnostic(help("name a file in an existing directory that you may write to"))]
@@ -74,7 +81,10 @@ impl MeterSpec {
     pub fn check(&self, harts: u32, clock: Clock) -> Result<(), MeterError> {
         Core::find_all(self.cores.iter().map(String::as_str))?;
         let unwritable = |why| MeterError::Unwritable { path: self.out.clone(), why };
-        check_writable(&self.out).map_err(|error| unwritable(error.source))?;
+        FILE.check(&self.out).map_err(|why| match why {
+            OutputError::Io(why) => unwritable(why.source),
+            foreign => foreign.into(),
+        })?;
         match std::fs::metadata(&self.out) {
             // A report of another run would be taken for this one's.
             Ok(there) if there.is_file() => std::fs::remove_file(&self.out).map_err(unwritable)?,

@@ -18,7 +18,7 @@ use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
 pub use prepare::{Prepared, Versions, prepare};
-pub use report::RunEnd;
+pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};
 use std::time::Instant;
