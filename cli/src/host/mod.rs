@@ -7,6 +7,7 @@ pub mod pool;
 pub mod processors;
 pub mod progress;
 pub mod size;
+pub mod socket;
 pub mod table;
 pub mod tty;
 pub mod turns;

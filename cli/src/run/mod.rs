@@ -1,6 +1,7 @@
 //! `gnomon run`: from descriptions of VMs to their end.
 
 pub mod console;
+mod file_errors;
 mod input;
 mod prepare;
 mod report;
@@ -94,6 +95,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         {
             // If the input thread is gone, there is no input to forward.
             let _ = begin.send(());
+        }
+        if let Piece::FileError(error) = piece {
+            file_errors::lines(prepared, error).iter().for_each(|line| view.say(line));
         }
         view.piece(piece)
     })?;

@@ -94,7 +94,7 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
         let what = match outcome.stopped {
             Some(Stopped::Timeout) => format!("the time limit ended the run after {} s", took.as_secs()),
             Some(Stopped::Deaf) => "Gnomon did not respond and was stopped".into(),
-            Some(Stopped::OutputClosed) => "standard output was closed".into(),
+            Some(Stopped::OutputClosed) => view.output_end(),
             Some(Stopped::Enough | Stopped::Signal(_)) => "the machine was stopped: no VM was running any more".into(),
             None => {
                 let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
