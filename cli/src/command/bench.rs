@@ -8,6 +8,7 @@ use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::{boot, faults, fig5, fig6, files, lane, overcommit, page, papers};
 use crate::host::output::{Kind, OutputError};
+use crate::host::tty;
 use crate::subject::workload::Scale;
 use crate::vm::mode;
 use clap::{Args, ValueEnum};
@@ -174,12 +175,12 @@ impl BenchArgs {
                 // One that cannot be made keeps none of the others from being made.
                 Err(why) => {
                     has_failed = true;
-                    eprintln!("gnomon: could not measure {}: {why:?}", name.about().0);
+                    tty::say(&format!("gnomon: could not measure {}: {why:?}", name.about().0));
                     continue;
                 }
             };
             print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
-            report.failures.iter().for_each(|why| eprintln!("gnomon: failed: {why}"));
+            report.failures.iter().for_each(|why| tty::say(&format!("gnomon: failed: {why}")));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
             self.write(&lab, &reports)?;

@@ -2,7 +2,7 @@
 
 use crate::host::place::IoError;
 use crate::host::size::Size;
-use crate::host::tty::TerminalSize;
+use crate::host::tty::{self, TerminalSize};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::{MeterSpec, Report};
@@ -255,10 +255,9 @@ impl RunArgs {
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
         let prepared = run::prepare(&spec, None)?;
-        eprintln!("{}", prepared.versions);
-        provided.notes.iter().for_each(|line| eprintln!("gnomon: {line}"));
-        prepared.added.iter().for_each(|line| eprintln!("gnomon: {line}"));
-        prepared.warnings.iter().for_each(|warning| eprintln!("gnomon: warning: {warning}"));
+        tty::say(&prepared.versions.to_string());
+        provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
+        prepared.warnings.iter().for_each(|warning| tty::say(&format!("gnomon: warning: {warning}")));
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);
@@ -266,7 +265,7 @@ impl RunArgs {
         let end = run::run(&prepared, spec.exec.as_deref(), &show)?;
         if let Some(meter) = &spec.meter {
             for remark in Report::read(&meter.out)?.remarks() {
-                eprintln!("gnomon: meter: {remark}");
+                tty::say(&format!("gnomon: meter: {remark}"));
             }
         }
         Ok(end.status)

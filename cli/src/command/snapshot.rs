@@ -5,6 +5,7 @@ use crate::control::save::{self, Held, Unsaved};
 use crate::host::place::IoError;
 use crate::host::progress::Step;
 use crate::host::size::{PAGE, Size};
+use crate::host::tty;
 use abi::control::Request;
 use clap::Args;
 use std::io::BufWriter;
@@ -30,9 +31,9 @@ pub struct SnapshotArgs {
 impl SnapshotArgs {
     /// Takes it.
     pub fn run(self) -> miette::Result<u8> {
-        let mut client = self.which.client()?;
         // Another command may write that file for the same VM: each has a file of its own until it is complete.
         let part = save::FILE.begin_private(&self.output)?;
+        let mut client = self.which.client()?;
         let vm = client.choose(self.vm.as_deref())?;
         let (started, step) = (Instant::now(), Step::percent(&format!("a snapshot of {}", vm.name)));
         let mut held = Held::begin(&mut client, (vm.number, &vm.name))?;
@@ -51,8 +52,8 @@ impl SnapshotArgs {
         // The VM stands still until the file is safe, and ends without having gone on.
         part.sync()?;
         if self.stop {
-            client.tell(&format!("cannot stop VM `{}`", vm.name), &Request::Stop(vm.number))?;
             part.keep()?;
+            client.tell(&format!("cannot stop VM `{}`", vm.name), &Request::Stop(vm.number))?;
         } else {
             held.end()?;
             part.keep()?;
@@ -60,7 +61,7 @@ impl SnapshotArgs {
         drop(step);
         let (all, some) = (Size(vm.memory_bytes), Size(saved.pages * PAGE));
         let (seconds, path) = (started.elapsed().as_secs_f64(), self.output.display());
-        eprintln!("gnomon: {}: {all} of memory, {some} of it not zero, in {seconds:.1} s: {path}", vm.name);
+        tty::say(&format!("gnomon: {}: {all} of memory, {some} of it not zero, in {seconds:.1} s: {path}", vm.name));
         Ok(0)
     }
 }

@@ -68,7 +68,7 @@ impl TopArgs {
         drop(full);
         match end {
             Err(ControlError::Gone(run)) => {
-                eprintln!("gnomon: run `{run}` has ended");
+                tty::say(&format!("gnomon: run `{run}` has ended"));
                 Ok(0)
             }
             end => Ok(end.map(|()| 0)?),
@@ -80,8 +80,11 @@ impl TopArgs {
 struct FullScreen(RawMode);
 
 impl FullScreen {
+    /// The cursor, and the first screen.
+    const LAST: &str = "\x1b[?25h\x1b[?1049l";
+
     fn begin() -> std::io::Result<Self> {
-        let raw = RawMode::enter()?;
+        let raw = RawMode::enter(Self::LAST)?;
         // The other screen, no cursor.
         put("\x1b[?1049h\x1b[?25l");
         Ok(Self(raw))
@@ -90,7 +93,7 @@ impl FullScreen {
 
 impl Drop for FullScreen {
     fn drop(&mut self) {
-        put("\x1b[?25h\x1b[?1049l");
+        put(Self::LAST);
         let Self(_raw) = self;
     }
 }
@@ -203,7 +206,7 @@ impl TraceArgs {
         }
         trace::FILE.write(&self.out, &trace.to_json(&names, vm.is_none()))?;
         let lost = if trace.lost == 0 { String::new() } else { format!("; {} more were lost", trace.lost) };
-        eprintln!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display());
+        tty::say(&format!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display()));
         Ok(0)
     }
 }

@@ -11,7 +11,8 @@ mod spec;
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
 use crate::control::runs::{Claim, Runs};
-use crate::host::tty::{self};
+use crate::host::tty;
+use crate::host::words::quoted;
 use crate::machine::process::{Machine, MachineError};
 use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
@@ -50,7 +51,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
         }
         Err(why) if name.is_some() || has_ports => Err(why),
         Err(why) => {
-            eprintln!("gnomon: warning: no other command can reach this run: {why}");
+            tty::say(&format!("gnomon: warning: no other command can reach this run: {why}"));
             Ok(None)
         }
     }
@@ -67,14 +68,14 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
             "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",
-            hypervisor.display()
+            quoted(&hypervisor.to_string_lossy())
         ));
     }
     input::handle_signals(stopper.clone()).map_err(MachineError::from)?;
     let raw = match prepared.console {
         ConsoleMode::Attached => {
             tty::say("gnomon: Ctrl-A x ends the run, Ctrl-A h shows the other keys");
-            Some(tty::RawMode::enter().map_err(MachineError::from)?)
+            Some(tty::RawMode::enter("").map_err(MachineError::from)?)
         }
         ConsoleMode::Lines => None,
     };
