@@ -74,6 +74,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
+    fn other_directories_are_left_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let own = dir.path().join("own");
+        for command in ["gnomon bench lane", "gnomon bench fig5"] {
+            begin(&own, command).expect("it is new, or its own");
+            assert_eq!(fs::read_to_string(own.join(MARK)).expect("a mark"), format!("{command}\n"));
+        }
+        let why = begin(dir.path(), "gnomon bench lane").expect_err("something else is in it").to_string();
+        assert!(why.contains("not of `gnomon bench`"), "{why}");
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "nothing is left");
+    }
+
+    #[test]
     fn each_table_and_each_plot_is_a_file() {
         let mut table = Table::new(["", "a, b"]);
         table.row(["x \"1\"", "2"]);

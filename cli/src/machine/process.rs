@@ -1,6 +1,7 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
 use crate::host::processors;
+use crate::host::tty;
 use crate::machine::monitor::{Follower, Monitor};
 use crate::machine::qemu::{MachineSpec, QEMU};
 use crate::machine::stream::{Piece, RecordFilter};
@@ -138,7 +139,13 @@ impl Machine {
             Command::new(QEMU)
         };
         // Without files there are no errors of files.
-        let monitor = if spec.swap.is_some() || !spec.disks.is_empty() { Some(Monitor::listen()?) } else { None };
+        let has_files = spec.swap.is_some() || !spec.disks.is_empty();
+        let monitor = has_files.then(Monitor::listen).transpose().unwrap_or_else(|why| {
+            tty::say(&format!(
+                "gnomon: warning: errors of disks' files will reach guests without a message here: {why}"
+            ));
+            None
+        });
         command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;

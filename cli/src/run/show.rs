@@ -6,7 +6,7 @@ use crate::machine::stream::{Lines, Piece};
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
-use std::io::{Error, ErrorKind, IsTerminal, Write, stdout};
+use std::io::{Error, ErrorKind, IsTerminal, Write, stderr, stdout};
 use std::time::{Duration, Instant};
 
 /// The time for which the output of a panicked kernel is shown.
@@ -149,7 +149,8 @@ impl Show {
 
     fn other(&mut self, line: &[u8]) {
         if self.is_verbose {
-            eprintln!("{}", String::from_utf8_lossy(line));
+            // As the guest printed it. A reader that has closed it is not an error.
+            let _ = stderr().lock().write_all(&[line, b"\n"].concat());
         }
         self.tail.push(line);
     }

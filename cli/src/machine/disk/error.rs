@@ -100,7 +100,7 @@ pub enum DiskError {
     #[diagnostic(help("leave out the format, or give `raw`"))]
     NotQcow2(PathBuf),
     /// The image's header names another file, and the user does not.
-    #[error("the header of {file} names {beside}, `{name}`, and the VM file does not")]
+    #[error("the header of {file} names {beside}, `{name}`, which no VM file names")]
     #[diagnostic(help(
         "the guest would reach that file: if it is meant to, name it in the VM file, such as disks = [{{ file = \"IMAGE\", {key} = \"FILE\" }}]; or make \
          an image without it: `qemu-img convert -O qcow2 {file} NEW.qcow2`",

@@ -6,7 +6,7 @@ use super::qcow2;
 use super::spec::{DiskSpec, Format};
 use crate::host::size::Size;
 use abi::bundle::MAX_DISKS;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -161,13 +161,19 @@ fn identity(file: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).ok()
 }
 
-/// Takes a file: for this run alone, or with others that only read it. A file system without locks gives none.
+/// The file systems (`f_type`) that take this lock for those of QEMU's: NFS, and the versions of SMB.
+const SHARING_LOCKS: [u32; 3] = [0x6969, 0xff53_4d42, 0xfe53_4d42];
+
+/// Takes a file: for this run alone, or with others that only read it. Without locks of the file system, QEMU's own have to do.
 pub(crate) fn lock(file: &Path, use_: Use) -> Result<File, DiskError> {
     let opened = open(file, use_)?;
     let how = match use_ {
         Use::Write => FlockOperation::NonBlockingLockExclusive,
         Use::Snapshot | Use::Read => FlockOperation::NonBlockingLockShared,
     };
+    if fstatfs(&opened).is_ok_and(|system| SHARING_LOCKS.contains(&(system.f_type as u32))) {
+        return Ok(opened);
+    }
     match flock(&opened, how) {
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(DiskError::Busy { file: file.into(), use_, by: "another program".into() })
