@@ -22,6 +22,8 @@
 //! [`machine::stream`] and [`run::console`] take its output apart. [`mod@run`] holds it all together. Meanwhile other commands
 //! reach the run by [`control`].
 #![forbid(unsafe_code)]
+// Lines for people go through `tty::say`, which escapes what would mean something to their terminal.
+#![deny(clippy::print_stderr)]
 
 pub mod bench;
 pub mod command;

@@ -30,6 +30,24 @@ fn caller() -> Vec<u8> {
     says("hello\n", &end)
 }
 
+/// An image in format qcow2 (version 2) of a disk with two sectors, all of them in a backing file of that name.
+fn overlay(backing: &str) -> Vec<u8> {
+    const CLUSTER: usize = 4096;
+    let mut bytes = vec![0; 4 * CLUSTER];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    put(0, b"QFI\xfb\0\0\0\x02");
+    for (at, value) in [(8, 1024), (24, 1024), (40, 3 * CLUSTER), (48, CLUSTER), (CLUSTER, 2 * CLUSTER)] {
+        put(at, &(value as u64).to_be_bytes());
+    }
+    for (at, value) in [(16, backing.len()), (20, 12), (36, 1), (56, 1)] {
+        put(at, &(value as u32).to_be_bytes());
+    }
+    put(1024, backing.as_bytes());
+    // Each of the four clusters is used once.
+    put(2 * CLUSTER, &[0, 1, 0, 1, 0, 1, 0, 1]);
+    bytes
+}
+
 /// A place for sockets of its own, and VM files.
 struct Scratch(TempDir);
 
@@ -69,7 +87,7 @@ impl Scratch {
     fn refused(&self, line: &str, parts: &[&str]) {
         let said = self.command(line).code(1);
         let said = String::from_utf8(said.get_output().stderr.clone()).expect("text");
-        assert!(said.contains("gnomon: remedy: "), "{said}");
+        assert!(said.contains("gnomon: remedy: ") && !said.contains('\x1b'), "{said}");
         parts.iter().for_each(|part| assert!(said.contains(part), "`{line}`: no `{part}` in {said}"));
     }
 
@@ -91,7 +109,16 @@ fn commands_reach_runs_and_their_vms() {
     assert_eq!(scratch.output("ps").lines().count(), 1, "the heads only");
     scratch.refused("stop", &["no VM is running", "gnomon run"]);
     let (a, b) = (scratch.vm("a", ""), scratch.vm("b", "mmu = 'lazy'\nports = ['agent', 'log']\n"));
-    let run = scratch.run(&[&a, &b], &["--harts", "2"], 2);
+    // Names that mean something to QEMU where it takes them apart, relative to the directory.
+    let disks = "disks = ['10:30,x.img', { file = 'nbd:127.0.0.1:10809', readonly = true }, \
+                 { file = 'over.qcow2', backing = 'base' }]\n";
+    for name in ["10:30,x.img", "nbd:127.0.0.1:10809", "base"] {
+        std::fs::write(scratch.path(name), [0; 1024]).expect("a disk");
+    }
+    std::fs::write(scratch.path("over.qcow2"), overlay("base")).expect("an image");
+    scratch.vm("disks", &format!("name = 'b'\nmmu = 'lazy'\nports = ['agent', 'log']\n{disks}"));
+    let options = ["--harts", "2", "--swap", "json:{}.swap:1M"];
+    let run = scratch.run(&[&a, Path::new("disks.toml")], &options, 2);
     let told = scratch.output("ps");
     let rows: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 2, "{told}");
@@ -119,6 +146,37 @@ fn commands_reach_runs_and_their_vms() {
     let text = scratch.output("stats --prometheus");
     assert!(text.contains("gnomon_vm_exits_ecall{run=\"a\",vm=\"b\"} "), "{text}");
     assert!(scratch.output("stats").contains("the host:\n") && !scratch.output("stats b").contains("a:\n"));
+    // Files that it has, and files that are not a run's to take.
+    let kernel = scratch.path("caller");
+    let other = |option: &str| format!("run --kernel {} --memory 16M {option}", kernel.display());
+    let in_use = ["10:30,x.img is in use by run `a`", "started without --snapshot"];
+    scratch.refused(&other("--disk 10:30,x.img --snapshot"), &in_use);
+    scratch.refused(&other("--disk 10:30,x.img"), &in_use[..1]);
+    scratch.refused(&other("--disk nbd:127.0.0.1:10809"), &["is in use by run `a`"]);
+    scratch.refused(&other("--disk base"), &["is in use by run `a`"]);
+    scratch.refused(&other("--disk over.qcow2:ro"), &["over.qcow2 names a backing file, `base`", "backing ="]);
+    scratch.refused(&other("--swap json:{}.swap"), &["is in use by run `a`"]);
+    for option in ["--swap", "--stats", "--meter"] {
+        scratch.refused(&other(&format!("{option} 10:30,x.img")), &["10:30,x.img", "not"]);
+    }
+    scratch.refused("snapshot a -o 10:30,x.img", &["exists and is not a snapshot"]);
+    scratch.refused("trace a -o 10:30,x.img", &["exists and is not a trace"]);
+    assert_eq!(std::fs::read(scratch.path("10:30,x.img")).expect("a disk"), [0; 1024]);
+    // Nothing of a VM file's means anything to a terminal.
+    for text in [
+        r#"name = "\u001b[2J""#,
+        r#"kernel = "\u001b[2J""#,
+        r#"disks = ["\u001b[2J"]"#,
+        r#"shares = ["\u001b[2J"]"#,
+        r#"ports = ["\u001b[2J"]"#,
+        "vcpus = '\u{1b}[2J'",
+    ] {
+        std::fs::write(scratch.path("odd.toml"), text).expect("a VM file");
+        scratch.refused("run odd.toml", &["\\u{1b}[2J"]);
+    }
+    let wrong = scratch.command("run --harts \u{1b}[2J").code(2);
+    let wrong = String::from_utf8_lossy(&wrong.get_output().stderr).into_owned();
+    assert!(wrong.contains("for '--harts <COUNT>'") && !wrong.contains('\x1b'), "{wrong}");
     // Whom.
     scratch.refused("pause", &["several VMs", "a, b"]);
     scratch.refused("pause c", &["`c`", "a, b"]);
@@ -136,7 +194,6 @@ fn commands_reach_runs_and_their_vms() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(scratch.exits("a") > paused);
     // Another run, which dies.
-    let kernel = scratch.path("caller");
     for (name, part) in [("a", "a run called `a` is already active"), ("a/b", "cannot be called `a/b`")] {
         scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
     }

@@ -2,7 +2,9 @@
 //! busybox alone: `debian-root` and `debian-login` of `tests.toml` have Debian itself.
 
 use gnomon::guest::debian::LEAN;
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -20,6 +22,21 @@ printf '#!/bin/sh\nexec /bin/sh "$@"\n' > usr/bin/bash
 chmod 755 usr/bin/bash
 echo 127.0.0.1 localhost > etc/hosts
 cd / && umount /mnt
+# The host has no room for the second disk: that is an error of this write, and ends nothing.
+dd if=/dev/zero of=/dev/vdb bs=4k count=1 conv=fsync 2> /dev/null && exit 2
+echo written to one disk
+"#;
+
+/// A program in place of QEMU: it starts QEMU, where writes to the second disk fail as on a full file system.
+const FULL: &str = r#"#!/bin/bash
+args=()
+for arg; do
+    case $arg in
+    *,id=disk1,*) arg=${arg/'"file":{'/'"file":{"driver":"blkdebug",,"inject-error":[{"event":"none",,"iotype":"write",,"errno":28}],,"image":{'}"}" ;;
+    esac
+    args+=("$arg")
+done
+PATH=${PATH#*:} exec qemu-system-riscv64 "${args[@]}"
 "#;
 
 struct Scratch(TempDir);
@@ -35,11 +52,28 @@ impl Scratch {
 
     /// `gnomon run` with these options, and a kernel that tests nothing of itself; its messages and output.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        self.run_in(&std::env::var_os("PATH").expect("it is set"), args)
+    }
+
+    /// Like [`Scratch::run`], with another `PATH`.
+    fn run_in(&self, path: &OsStr, args: &[&str]) -> (Option<i32>, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.args(["run", "--timeout", "100", "--append", LEAN]).args(args);
+        command.env("PATH", path).args(["run", "--timeout", "100", "--append", LEAN]).args(args);
         let Output { status, stdout, stderr } = command.output().expect("gnomon");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         (status.code(), text(stdout), text(stderr))
+    }
+
+    /// A directory with [`FULL`] in it, in front of the others.
+    fn full(&self) -> OsString {
+        let dir = self.0.path().join("bin");
+        let program = dir.join("qemu-system-riscv64");
+        std::fs::create_dir(&dir).and_then(|()| std::fs::write(&program, FULL)).expect("a program");
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("its rights");
+        let mut path = OsString::from(dir);
+        path.push(":");
+        path.push(std::env::var_os("PATH").expect("it is set"));
+        path
     }
 
     /// Runs commands in the root.
@@ -60,8 +94,15 @@ fn root(disk: &Path) -> String {
 fn a_root_keeps_what_is_done_to_it() {
     let scratch = Scratch::new();
     let disk = format!("{}:32M", scratch.disk().display());
-    let (status, output, messages) = scratch.run(&["--memory", "128M", "--disk", &disk, "--exec", MAKE]);
-    assert_eq!(status, Some(0), "{output}{messages}");
+    let second = scratch.0.path().join("full.img");
+    let full = format!("{}:1M", second.display());
+    let args = ["--memory", "128M", "--disk", &disk, "--disk", &full, "--exec", MAKE];
+    let (status, output, messages) = scratch.run_in(&scratch.full(), &args);
+    assert_eq!((status, output.as_str()), (Some(0), "written to one disk\n"), "{messages}");
+    let said =
+        format!("gnomon: warning: VM linux: its disk {} could not be written: the file system at /", second.display());
+    assert_eq!(messages.matches(&said).count(), 1, "{messages}");
+    assert!(messages.contains(" is full; the guest got an I/O error\ngnomon: remedy: free some space"), "{messages}");
     let added = scratch.0.path().join("added");
     std::fs::write(&added, "from the host").expect("a file");
     let commands = "pwd; cat added /etc/hostname; echo; cat /run/gnomon/authorized_keys /run/gnomon/resolv.conf; ifconfig eth0; \

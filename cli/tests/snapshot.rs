@@ -10,6 +10,7 @@ use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::{BufRead, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -238,6 +239,8 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
         .run(&["--kernel", &kernel, "--memory", "16M", "--mmu", "lazy", "--no-h", "--vcpus", "3", "--svvptc", "off"]);
     wait_for(&mut run, "hello");
     scratch.command(&["snapshot", "-o", &file]).success();
+    let mode = fs::metadata(&file).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "a guest's memory is its user's alone");
     let first = end(run);
     let letters = |said: &str| said.lines().filter(|line| line.len() == 1).collect::<String>();
     assert!(letters(&first).ends_with("xyz"), "it goes on: {first}");

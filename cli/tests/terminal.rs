@@ -66,6 +66,13 @@ fn a_signal_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
+fn a_killed_run_leaves_the_terminal_as_it_was() {
+    let mut shell = shell();
+    shell.kill_by("KILL");
+    expect_restored(&mut shell, "137");
+}
+
+#[test]
 fn a_shell_knows_the_terminals_size() {
     let mut command = Command::new("/bin/sh");
     command.env("GNOMON", env!("CARGO_BIN_EXE_gnomon")).env("LEAN", gnomon::guest::debian::LEAN);

@@ -3,10 +3,34 @@
 use super::plot;
 use super::report::Report;
 use super::table::Table;
+use crate::host::output::Kind;
 use crate::host::place::{IoError, write_whole};
-use miette::IntoDiagnostic;
+use miette::{Diagnostic, IntoDiagnostic};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The file that marks a directory of tables and plots, and has the command that they are of.
+const MARK: &str = "gnomon-bench.txt";
+const MARKED: Kind = Kind { what: "a file of `gnomon bench`", mark: b"gnomon bench " };
+
+/// A directory that other files are in.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+#[error("the directory {0} has files that are not of `gnomon bench`, which could be replaced")]
+#[diagnostic(help("name a new directory for --files, or an empty one"))]
+struct Foreign(PathBuf);
+
+/// Makes a directory for tables and plots, if it is not there. One that is there must be empty, or bear the mark.
+///
+/// # Errors
+/// If the directory is another one, or cannot be written.
+pub fn begin(dir: &Path, command: &str) -> miette::Result<()> {
+    fs::create_dir_all(dir).map_err(IoError::at("make the directory", dir))?;
+    let mut there = fs::read_dir(dir).map_err(IoError::at("read the directory", dir))?;
+    if there.next().is_some() && !dir.join(MARK).exists() {
+        return Err(Foreign(dir.to_owned()).into());
+    }
+    Ok(MARKED.write(&dir.join(MARK), format!("{command}\n").as_bytes())?)
+}
 
 /// Writes every table and every plot of a report to files in a directory, which is made if it is not there.
 ///
@@ -48,6 +72,19 @@ mod tests {
     use super::*;
     use crate::bench::report::{Block, Chart, ChartKind};
     use std::collections::BTreeMap;
+
+    #[test]
+    fn other_directories_are_left_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let own = dir.path().join("own");
+        for command in ["gnomon bench lane", "gnomon bench fig5"] {
+            begin(&own, command).expect("it is new, or its own");
+            assert_eq!(fs::read_to_string(own.join(MARK)).expect("a mark"), format!("{command}\n"));
+        }
+        let why = begin(dir.path(), "gnomon bench lane").expect_err("something else is in it").to_string();
+        assert!(why.contains("not of `gnomon bench`"), "{why}");
+        assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 1, "nothing is left");
+    }
 
     #[test]
     fn each_table_and_each_plot_is_a_file() {

@@ -10,7 +10,7 @@ use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::host::size::Size;
 use crate::host::words::sha256;
 use crate::machine::board::{Clock, Seat};
-use crate::machine::disk::{Disk, DiskSpec, Format, Snapshot, Use};
+use crate::machine::disk::{Disk, DiskSpec, Snapshot, Use};
 use crate::machine::meter::{MeterSpec, Metered};
 use crate::machine::net::Network;
 use crate::machine::process::{Machine, Next, Outcome, Stopped};
@@ -456,7 +456,7 @@ impl Lab {
 fn blank_disk(bytes: u64, kept: &mut Kept) -> Result<Disk, IoError> {
     let mut blank = Unnamed::new()?;
     blank.as_file_mut().set_len(bytes).map_err(IoError::at("write", blank.path()))?;
-    let disk = Disk { file: blank.path().to_owned(), format: Format::Raw, use_: Use::Write };
+    let disk = Disk::raw(blank.path().to_owned(), Use::Write);
     kept.push(blank);
     Ok(disk)
 }

@@ -3,7 +3,14 @@
 use super::plot;
 use super::report::{Block, Report};
 use super::table::Table;
+use crate::host::output::Kind;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// The files of pages.
+pub const FILE: Kind = Kind {
+    what: "a page of `gnomon bench`",
+    mark: b"<title>Gnomon: ways of virtualizing memory, side by side</title>",
+};
 
 /// The style of the page: one column on a phone, plots side by side where there is room.
 const STYLE: &str = include_str!("page.css");

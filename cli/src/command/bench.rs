@@ -7,12 +7,16 @@ use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
 use crate::bench::{boot, faults, fig5, fig6, files, lane, overcommit, page, papers};
-use crate::host::place::{IoError, check_writable, write_whole};
+use crate::host::output::{Kind, OutputError};
+use crate::host::tty;
 use crate::subject::workload::Scale;
 use crate::vm::mode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+
+/// The files of `--json`.
+const JSON: Kind = Kind { what: "a file of `gnomon bench --json`", mark: b"{\n  \"command\": \"gnomon bench " };
 
 /// The cores that are modelled if none are named: one like a board's, and one without walk caches.
 const CORES: [&str; 2] = ["p550", "plain"];
@@ -150,13 +154,9 @@ impl BenchArgs {
             svadu: self.svadu,
         };
         choice.check()?;
-        for path in self.json.iter().chain(&self.html) {
-            check_writable(path)?;
-        }
-        if let Some(dir) = &self.files {
-            std::fs::create_dir_all(dir).map_err(IoError::at("make the directory", dir))?;
-            check_writable(&dir.join("table.csv"))?;
-        }
+        self.json.as_deref().map_or(Ok(()), |path| JSON.check(path))?;
+        self.html.as_deref().map_or(Ok(()), |path| page::FILE.check(path))?;
+        self.files.as_deref().map_or(Ok(()), |dir| files::begin(dir, &self.command()))?;
         let baseline = self.baseline.as_deref().map(Baseline::read).transpose()?;
         let scale = if self.quick { Scale::Quick } else { Scale::Full };
         let lab = Lab::open(&self.core, self.fresh)?;
@@ -175,12 +175,12 @@ impl BenchArgs {
                 // One that cannot be made keeps none of the others from being made.
                 Err(why) => {
                     has_failed = true;
-                    eprintln!("gnomon: could not measure {}: {why:?}", name.about().0);
+                    tty::say(&format!("gnomon: could not measure {}: {why:?}", name.about().0));
                     continue;
                 }
             };
             print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
-            report.failures.iter().for_each(|why| eprintln!("gnomon: failed: {why}"));
+            report.failures.iter().for_each(|why| tty::say(&format!("gnomon: failed: {why}")));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
             self.write(&lab, &reports)?;
@@ -200,7 +200,7 @@ impl BenchArgs {
             write_json(path, &self.command(), lab, reports)?;
         }
         if let Some(path) = &self.html {
-            write_whole(path, page::page(reports, &self.command(), &lab.versions())?.as_bytes())?;
+            page::FILE.write(path, page::page(reports, &self.command(), &lab.versions())?.as_bytes())?;
         }
         match (&self.files, reports.last()) {
             (Some(dir), Some(report)) => files::write(dir, report),
@@ -226,7 +226,7 @@ impl BenchArgs {
     }
 }
 
-fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), IoError> {
+fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Result<(), OutputError> {
     let experiment = |report: &Report| {
         let mut all = report.json.clone();
         all["tables"] = baseline::tables(report).into();
@@ -234,5 +234,5 @@ fn write_json(path: &Path, command: &str, lab: &Lab, reports: &[Report]) -> Resu
     };
     let experiments: Vec<_> = reports.iter().map(experiment).collect();
     let all = json!({ "command": command, "versions": lab.versions(), "experiments": experiments });
-    write_whole(path, format!("{all:#}\n").as_bytes())
+    JSON.write(path, format!("{all:#}\n").as_bytes())
 }

@@ -27,7 +27,7 @@ impl ConsoleArgs {
         let end = {
             let _raw = match form {
                 Form::Terminal => {
-                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter());
+                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(""));
                     Some(raw.map_err(ControlError::Terminal)?)
                 }
                 Form::Plain => None,

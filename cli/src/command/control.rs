@@ -6,6 +6,7 @@ use crate::control::runs::Runs;
 use crate::control::{ControlError, prometheus};
 use crate::host::size::Size;
 use crate::host::table;
+use crate::host::words::shown;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
@@ -15,9 +16,9 @@ use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::slice;
 
-/// Prints lines. A reader that has closed the pipe is not an error.
+/// Prints lines, without control characters. A reader that has closed the pipe is not an error.
 pub(super) fn say(lines: &[String]) {
-    let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+    let text: String = lines.iter().map(|line| shown(line) + "\n").collect();
     let _ = stdout().lock().write_all(text.as_bytes());
 }
 

@@ -4,16 +4,14 @@ use super::control::Which;
 use super::script::STATUS_INPUT;
 use crate::control::ControlError;
 use crate::control::gdb::Debugged;
+use crate::host::socket::PrivateSocket;
+use crate::host::tty;
 use clap::Args;
 use std::ffi::OsString;
-use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::os::unix::net::UnixListener;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread::sleep;
-use std::time::Duration;
 
 /// Debug a VM with gdb, its kernel and its programs (see docs/debugging.md). Its vCPUs are threads.
 #[derive(Debug, Args)]
@@ -44,7 +42,7 @@ impl GdbArgs {
                 let listener = TcpListener::bind(at).map_err(why)?;
                 let own = listener.local_addr().map_err(why)?;
                 let mut debugged = Debugged::attach(client, vm)?;
-                eprintln!("gnomon: waiting for gdb: target remote {own}");
+                tty::say(&format!("gnomon: waiting for gdb: target remote {own}"));
                 let (stream, _) = listener.accept().map_err(why)?;
                 finish(&mut debugged, |debugged| debugged.serve(stream))?;
                 0
@@ -56,17 +54,13 @@ impl GdbArgs {
     /// Starts gdb at a private socket; returns its status.
     fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
-        // 0700.
-        let place = tempfile::tempdir().map_err(at)?;
-        let path = place.path().join("gdb.sock");
-        let listener = UnixListener::bind(&path).map_err(at)?;
-        listener.set_nonblocking(true).map_err(at)?;
+        let socket = PrivateSocket::listen().map_err(at)?;
         // Ctrl-C is gdb's.
         let interrupted = Arc::new(AtomicBool::new(false));
         let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
         let mut gdb = Command::new(&self.gdb);
         gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set can-use-hw-watchpoints 0", "-ex"]);
-        gdb.arg(format!("target remote {}", path.display())).args(&self.arguments);
+        gdb.arg(format!("target remote {}", socket.path().display())).args(&self.arguments);
         let started = gdb.spawn();
         let mut gdb = match started {
             Ok(gdb) => gdb,
@@ -75,9 +69,11 @@ impl GdbArgs {
                 return Err(ControlError::Debugger { program: self.gdb.clone(), source });
             }
         };
-        finish(debugged, |debugged| match connected(&listener, &mut gdb) {
-            Some(stream) => debugged.serve(stream),
-            None => Ok(()),
+        let has_ended = || !matches!(gdb.try_wait(), Ok(None));
+        finish(debugged, |debugged| match socket.accept(has_ended) {
+            Ok(stream) => debugged.serve(stream),
+            // It ended without a connection.
+            Err(_) => Ok(()),
         })?;
         let status = gdb.wait().map_err(at)?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(STATUS_INPUT))
@@ -88,26 +84,11 @@ impl GdbArgs {
 fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<(), String>) -> Result<(), ControlError> {
     let done = work(debugged);
     if let Err(why) = done {
-        eprintln!("gnomon: the connection to gdb broke: {why}");
+        tty::say(&format!("gnomon: the connection to gdb broke: {why}"));
     }
     match debugged.detach() {
         // The VM is gone, and so is all that was in it.
         Err(ControlError::Refused { .. } | ControlError::Gone(_)) => Ok(()),
         detached => detached,
-    }
-}
-
-/// gdb's connection; `None` if it ends without one.
-fn connected(listener: &UnixListener, gdb: &mut Child) -> Option<std::os::unix::net::UnixStream> {
-    loop {
-        match listener.accept() {
-            Ok((stream, _)) => return Some(stream),
-            Err(why) if why.kind() == ErrorKind::WouldBlock => {}
-            Err(_) => return None,
-        }
-        if !matches!(gdb.try_wait(), Ok(None)) {
-            return None;
-        }
-        sleep(Duration::from_millis(20));
     }
 }

@@ -11,6 +11,7 @@ mod snapshot;
 mod test;
 mod watch;
 
+use crate::host::tty;
 use clap::{Parser, Subcommand};
 use script::{Need, STATUS_INPUT, complain};
 use std::ffi::OsString;
@@ -86,7 +87,8 @@ fn needs(words: Vec<OsString>) -> Vec<Need> {
 /// Runs the command line that this process was started with.
 #[must_use]
 pub fn main() -> ExitCode {
-    let result = match Command::parse().action {
+    let command = Command::try_parse().unwrap_or_else(|why| wrong_usage(&why));
+    let result = match command.action {
         Action::Run(args) => args.run(),
         Action::Ps(args) => args.run(),
         Action::Top(args) => args.run(),
@@ -115,6 +117,15 @@ pub fn main() -> ExitCode {
             STATUS_INPUT.into()
         }
     }
+}
+
+/// Ends with the message about a command line that is not valid, or with the help that was asked for.
+fn wrong_usage(why: &clap::Error) -> ! {
+    if !why.use_stderr() {
+        why.exit();
+    }
+    tty::say(why.render().to_string().trim_end());
+    std::process::exit(why.exit_code())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! `gnomon run`.
 
-use crate::host::place::check_writable;
+use crate::host::place::IoError;
 use crate::host::size::Size;
-use crate::host::tty::TerminalSize;
+use crate::host::tty::{self, TerminalSize};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::{MeterSpec, Report};
@@ -251,14 +251,13 @@ impl RunArgs {
                 "VMs have ports, but without the control channel no program can connect to them"
             ));
         }
-        show.stats.as_deref().map_or(Ok(()), check_writable)?;
+        show.stats.as_deref().map_or(Ok(()), |path| run::STATS.check(path))?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
         let prepared = run::prepare(&spec, None)?;
-        eprintln!("{}", prepared.versions);
-        provided.notes.iter().for_each(|line| eprintln!("gnomon: {line}"));
-        prepared.added.iter().for_each(|line| eprintln!("gnomon: {line}"));
-        prepared.warnings.iter().for_each(|warning| eprintln!("gnomon: warning: {warning}"));
+        tty::say(&prepared.versions.to_string());
+        provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
+        prepared.warnings.iter().for_each(|warning| tty::say(&format!("gnomon: warning: {warning}")));
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);
@@ -266,7 +265,7 @@ impl RunArgs {
         let end = run::run(&prepared, spec.exec.as_deref(), &show)?;
         if let Some(meter) = &spec.meter {
             for remark in Report::read(&meter.out)?.remarks() {
-                eprintln!("gnomon: meter: {remark}");
+                tty::say(&format!("gnomon: meter: {remark}"));
             }
         }
         Ok(end.status)
@@ -318,7 +317,9 @@ impl RunArgs {
         // They have them by now, and some by the names that their guests know.
         let options = VmFile { shares: None, ports: None, ..options };
         let (level, cores) = (self.meter_level.0, self.core);
-        let meter = self.meter.map(|out| MeterSpec { out, level, cores, traps: None });
+        // QEMU takes some names for more than names: `help`, for one.
+        let out = self.meter.map(|out| std::path::absolute(&out).map_err(IoError::at("write", out))).transpose()?;
+        let meter = out.map(|out| MeterSpec { out, level, cores, traps: None });
         Ok(RunSpec {
             files,
             options,

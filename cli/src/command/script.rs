@@ -1,5 +1,7 @@
 //! A command's interface to the `gnomon` script and the shell: required packages, exit status, errors.
 
+use crate::host::tty;
+
 /// The exit status for bad input, or for a missing resource.
 pub(super) const STATUS_INPUT: u8 = 1;
 
@@ -38,8 +40,8 @@ impl Need {
 
 /// Prints an error and its remedy.
 pub(super) fn complain(report: &miette::Report) {
-    eprintln!("gnomon: error: {report}");
+    tty::say(&format!("gnomon: error: {report}"));
     if let Some(help) = report.help() {
-        eprintln!("gnomon: remedy: {help}");
+        tty::say(&format!("gnomon: remedy: {help}"));
     }
 }

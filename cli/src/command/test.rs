@@ -4,10 +4,8 @@ use super::script::Need;
 use crate::host::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;
-use miette::miette;
-use std::error::Error;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use miette::IntoDiagnostic;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// Run the tests: those on the host, and boot tests in QEMU.
@@ -69,11 +67,7 @@ impl TestArgs {
             return Ok(0);
         }
         // Now, rather than when all has been run: a file that cannot be is told at once.
-        let create = |path: PathBuf| match File::create(&path) {
-            Ok(file) => Ok((file, path)),
-            Err(why) => Err(unwritable(&path, &why)),
-        };
-        let junit = self.junit.map(create).transpose()?;
+        self.junit.as_deref().map_or(Ok(()), |path| junit::FILE.check(path))?;
         let started = Instant::now();
         let tally = suite.run(self.jobs.into());
         let wall = started.elapsed();
@@ -82,13 +76,11 @@ impl TestArgs {
         tally.times(wall, cpu).iter().for_each(|line| println!("{line}"));
         tally.failures().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
-        if let Some((file, path)) = junit {
-            junit::write(&tally, wall, file).map_err(|why| unwritable(&path, &why))?;
+        if let Some(path) = &self.junit {
+            let mut text = Vec::new();
+            junit::write(&tally, wall, &mut text).into_diagnostic()?;
+            junit::FILE.write(path, &text)?;
         }
         Ok(u8::from(!tally.is_good()))
     }
-}
-
-fn unwritable(path: &Path, why: &dyn Error) -> miette::Report {
-    miette!(help = "give --junit another file", "cannot write {}: {why}", path.display())
 }

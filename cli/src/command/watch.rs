@@ -5,8 +5,8 @@ use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::sample::{Sample, Sampler};
 use crate::control::screen::screen;
-use crate::control::trace::Trace;
-use crate::host::place::{IoError, check_writable, write_whole};
+use crate::control::trace::{self, Trace};
+use crate::host::place::IoError;
 use crate::host::tty::{self, RawMode, TerminalSize};
 use abi::control::{self, MOST_EVENTS};
 use clap::Args;
@@ -68,7 +68,7 @@ impl TopArgs {
         drop(full);
         match end {
             Err(ControlError::Gone(run)) => {
-                eprintln!("gnomon: run `{run}` has ended");
+                tty::say(&format!("gnomon: run `{run}` has ended"));
                 Ok(0)
             }
             end => Ok(end.map(|()| 0)?),
@@ -80,8 +80,11 @@ impl TopArgs {
 struct FullScreen(RawMode);
 
 impl FullScreen {
+    /// The cursor, and the first screen.
+    const LAST: &str = "\x1b[?25h\x1b[?1049l";
+
     fn begin() -> std::io::Result<Self> {
-        let raw = RawMode::enter()?;
+        let raw = RawMode::enter(Self::LAST)?;
         // The other screen, no cursor.
         put("\x1b[?1049h\x1b[?25l");
         Ok(Self(raw))
@@ -90,7 +93,7 @@ impl FullScreen {
 
 impl Drop for FullScreen {
     fn drop(&mut self) {
-        put("\x1b[?25h\x1b[?1049l");
+        put(Self::LAST);
         let Self(_raw) = self;
     }
 }
@@ -177,7 +180,7 @@ pub struct TraceArgs {
 impl TraceArgs {
     /// Traces, and writes the file.
     pub fn run(self) -> miette::Result<u8> {
-        check_writable(&self.out)?;
+        trace::FILE.check(&self.out)?;
         let mut client = self.which.client()?;
         let vm = self.vm.as_deref().map(|name| client.choose(Some(name))).transpose()?;
         let there = client.vms()?;
@@ -201,9 +204,9 @@ impl TraceArgs {
             }
             thread::sleep(Duration::from_millis(if is_over { 0 } else { 5 }));
         }
-        write_whole(&self.out, &trace.to_json(&names, vm.is_none()))?;
+        trace::FILE.write(&self.out, &trace.to_json(&names, vm.is_none()))?;
         let lost = if trace.lost == 0 { String::new() } else { format!("; {} more were lost", trace.lost) };
-        eprintln!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display());
+        tty::say(&format!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display()));
         Ok(0)
     }
 }

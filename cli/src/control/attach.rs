@@ -6,6 +6,7 @@
 use super::ControlError;
 use super::client::Client;
 use crate::host::tty::{PREFIX, read_input};
+use crate::host::words::shown;
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -254,6 +255,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
 
     /// Says something that is not the VM's, on a line of its own.
     pub fn say(&mut self, what: &str) {
+        let what = shown(what);
         match self.form {
             Form::Terminal => {
                 let start = if self.last == b'\n' { "" } else { "\r\n" };

@@ -3,6 +3,7 @@
 use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
+use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
@@ -279,6 +280,20 @@ impl Runs {
             None => names.pop().ok_or(ControlError::NoRun),
         }
     }
+}
+
+/// The name of the run that has a file open, if another command can reach that run.
+#[must_use]
+pub fn holder(file: &Path) -> Option<String> {
+    let identity = |path: &Path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
+    let wanted = identity(file)?;
+    let runs = Runs::open().ok()?;
+    let has_it = |name: &String| {
+        let process = runs.connect(name).ok().and_then(|socket| socket_peercred(socket).ok());
+        let files = process.and_then(|process| fs::read_dir(format!("/proc/{}/fd", process.pid.as_raw_nonzero())).ok());
+        files.into_iter().flatten().flatten().any(|open| identity(&open.path()) == Some(wanted))
+    };
+    runs.names().ok()?.into_iter().find(has_it)
 }
 
 #[cfg(test)]

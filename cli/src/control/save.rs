@@ -2,13 +2,16 @@
 
 use super::ControlError;
 use super::client::Client;
+use crate::host::output::Kind;
 use abi::control::save::{MOST_STATE, Pages, Save, Saving};
 use abi::control::{Answer, Request};
-use abi::snapshot::file::{MOST_PAGES, PAGE, Writer};
+use abi::snapshot::file::{MAGIC, MOST_PAGES, PAGE, Writer};
 use std::io::{self, Write};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+/// The files of snapshots.
+pub const FILE: Kind = Kind { what: "a snapshot", mark: &MAGIC };
 /// The time limit for a VM to pause, and for memory to be brought in.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two attempts.

@@ -1,9 +1,16 @@
 //! Exits as a trace: JSON that Perfetto and Chrome's viewer open (the Trace Event Format).
 
+use crate::host::output::Kind;
 use abi::control::{Event, Events};
 use rv::{Cause, Exception};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// The files of traces. Each begins with the harts' name.
+pub const FILE: Kind = Kind {
+    what: "a trace of Gnomon's",
+    mark: b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[{\"args\":{\"name\":\"harts\"}",
+};
 
 /// The process that the harts are the threads of.
 const HARTS: u32 = 1;

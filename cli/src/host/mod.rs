@@ -1,11 +1,13 @@
 //! This computer: where files are, processors, jobs, progress, the user's terminal, and the compiler.
 
 pub mod build;
+pub mod output;
 pub mod place;
 pub mod pool;
 pub mod processors;
 pub mod progress;
 pub mod size;
+pub mod socket;
 pub mod table;
 pub mod tty;
 pub mod turns;

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -128,33 +128,29 @@ pub fn prune(dir: &Path, age: Duration) {
     }
 }
 
+/// The directory that the file system with a file is mounted at.
+#[must_use]
+pub fn mount_point(file: &Path) -> PathBuf {
+    let device = |path: &Path| fs::metadata(path).map(|there| there.dev()).ok();
+    let path = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let own = device(&path);
+    let inside = path.ancestors().skip(1).take_while(|dir| device(dir) == own);
+    inside.last().unwrap_or(&path).to_owned()
+}
+
 /// Writes a file whole or not at all, with the rights that the user's mask leaves. What is no regular file, such as a
 /// terminal, is written as it is.
 ///
 /// # Errors
 /// If the directory, or what is there, cannot be written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), IoError> {
-    let write = || match Place::of(path)? {
-        Place::Beside(mut file, target) => {
-            file.write_all(bytes)?;
-            file.persist(target)?;
-            Ok(())
-        }
-        Place::Itself(mut file) => file.write_all(bytes),
-    };
-    write().map_err(IoError::at("write", path))
-}
-
-/// Finds out whether [`write_whole`] can write there. What is there stays as it is.
-///
-/// # Errors
-/// As [`write_whole`].
-pub fn check_writable(path: &Path) -> Result<(), IoError> {
-    Place::of(path).map(drop).map_err(IoError::at("write", path))
+    let written = Place::of(path, 0o666).and_then(|place| place.write(bytes));
+    written.map_err(IoError::at("write", path))
 }
 
 /// The place that a file is written to.
-enum Place {
+#[derive(Debug)]
+pub(super) enum Place {
     /// Beside the file that it will be, whose path follows.
     Beside(tempfile::NamedTempFile, PathBuf),
     /// The file itself: a device or a pipe cannot be replaced.
@@ -162,7 +158,8 @@ enum Place {
 }
 
 impl Place {
-    fn of(path: &Path) -> std::io::Result<Self> {
+    /// Finds the place for a file with that mode, less what the user's mask takes away. What is there stays as it is.
+    pub(super) fn of(path: &Path, mode: u32) -> std::io::Result<Self> {
         // What is open already, as /dev/stdout is: another file in its place would not be where it leads.
         if ["/dev", "/proc"].iter().any(|open| path.starts_with(open)) {
             return Ok(Self::Itself(File::options().append(true).open(path)?));
@@ -174,8 +171,29 @@ impl Place {
             _ => {}
         }
         let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let file = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o666)).tempfile_in(dir)?;
+        let file = tempfile::Builder::new().permissions(fs::Permissions::from_mode(mode)).tempfile_in(dir)?;
         Ok(Self::Beside(file, target))
+    }
+
+    /// The file, to be written.
+    pub(super) fn file(&self) -> &File {
+        match self {
+            Self::Beside(file, _) => file.as_file(),
+            Self::Itself(file) => file,
+        }
+    }
+
+    /// Gives what was written its name.
+    pub(super) fn keep(self) -> std::io::Result<()> {
+        match self {
+            Self::Beside(file, target) => Ok(file.persist(target).map(drop)?),
+            Self::Itself(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn write(self, bytes: &[u8]) -> std::io::Result<()> {
+        self.file().write_all(bytes)?;
+        self.keep()
     }
 }
 
@@ -188,10 +206,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let names = || fs::read_dir(dir.path()).expect("a directory").count();
         let path = dir.path().join("report");
-        check_writable(&path).expect("it can be written");
+        let look = || Place::of(&path, 0o666).map(drop);
+        look().expect("it can be written");
         assert_eq!(names(), 0, "looking leaves nothing");
         write_whole(&path, b"one").expect("it can be written");
-        check_writable(&path).expect("it can be written again");
+        look().expect("it can be written again");
         assert_eq!(fs::read(&path).expect("a file"), b"one", "looking changes nothing");
         // As any file that is made the usual way.
         let usual = dir.path().join("usual");
@@ -207,11 +226,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_on_a_file_system() {
+        assert_eq!(mount_point(Path::new("/proc/self/status")), Path::new("/proc"));
+        assert!(
+            std::env::current_exe()
+                .expect("a path")
+                .starts_with(mount_point(&std::env::current_exe().expect("a path")))
+        );
+    }
+
+    #[test]
     fn what_is_no_file_is_written_or_refused() {
         write_whole(Path::new("/dev/null"), b"gone").expect("it can be written");
         assert!(!fs::metadata("/dev/null").expect("a device").is_file());
         for path in ["/nowhere/at/all", "/tmp", "/dev/null/x"] {
-            assert!(check_writable(Path::new(path)).is_err() && write_whole(Path::new(path), b"x").is_err(), "{path}");
+            assert!(
+                Place::of(Path::new(path), 0o666).is_err() && write_whole(Path::new(path), b"x").is_err(),
+                "{path}"
+            );
         }
     }
 }

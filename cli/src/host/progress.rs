@@ -1,5 +1,7 @@
 //! Progress on the terminal: a moving line for people, one plain line each for logs.
 
+use crate::host::tty;
+use crate::host::words::shown;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -41,13 +43,13 @@ impl Step {
                 seconds @ ..60 => format!(", about {seconds} s left"),
                 seconds => format!(", about {} min left", seconds.div_ceil(60)),
             };
-            eprintln!("gnomon: {done}/{all}: {what}{left}");
+            tty::say(&format!("gnomon: {done}/{all}: {what}{left}"));
         }
     }
 
     fn start(what: &str, template: &str, length: Option<u64>) -> Self {
         if !std::io::stderr().is_terminal() {
-            eprintln!("gnomon: {what}");
+            tty::say(&format!("gnomon: {what}"));
             let bar = ProgressBar::hidden();
             if let Some(length) = length {
                 bar.set_length(length);
@@ -62,21 +64,21 @@ impl Step {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
-        bar.set_prefix(what.to_owned());
+        bar.set_prefix(shown(what));
         bar.enable_steady_tick(Duration::from_millis(120));
         Self { bar, started: Instant::now() }
     }
 
     /// Says what is being done right now.
-    pub fn note(&self, text: impl Into<String>) {
-        self.bar.set_message(text.into());
+    pub fn note(&self, text: impl AsRef<str>) {
+        self.bar.set_message(shown(text.as_ref()));
     }
 
     /// Like [`Step::note`], and in logs as a line of its own.
     pub fn report(&self, text: &str) {
         self.note(text);
         if self.bar.is_hidden() {
-            eprintln!("gnomon: {text}");
+            tty::say(&format!("gnomon: {text}"));
         }
     }
 

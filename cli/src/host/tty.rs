@@ -1,16 +1,29 @@
 //! The user's terminal: raw while a console is attached to it, and restored on every way out.
 
+use crate::host::words::shown;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{Read, Write, stderr, stdin, stdout};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 /// The key that Gnomon listens to; see `docs/console.md`.
 pub(crate) const PREFIX: u8 = 0x01;
 
+/// A script that waits until this program is gone, then gives the terminal its settings back. Standard output is the terminal.
+const GUARD: &str = "trap '' HUP INT QUIT TERM TSTP TTIN TTOU; read _; printf %s \"$2\"; stty \"$1\" <&1";
+
 /// The terminal's settings as they were. `Some` while it is raw.
-static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
+static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
+
+/// The settings of a terminal.
+struct Saved {
+    before: Termios,
+    /// Gives them back if this program is killed.
+    guard: Option<Child>,
+}
 
 /// Returns whether standard input and output are terminals.
 #[must_use]
@@ -41,15 +54,17 @@ impl TerminalSize {
 pub struct RawMode(());
 
 impl RawMode {
-    /// Makes the terminal raw: each key goes through as it is, none makes a signal.
+    /// Makes the terminal raw: each key goes through as it is, none makes a signal. If this program is killed, the terminal gets its
+    /// settings back, after it is sent `last`.
     ///
     /// # Errors
     /// If standard input is no terminal.
-    pub fn enter() -> std::io::Result<Self> {
+    pub fn enter(last: &str) -> std::io::Result<Self> {
         let before = tcgetattr(stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
-        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        let saved = Saved { before, guard: guard(last) };
+        *SAVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(saved);
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             restore();
@@ -66,9 +81,22 @@ impl Drop for RawMode {
     }
 }
 
+/// Starts the process that gives the terminal its settings back if this program is killed; `None` if that cannot be.
+fn guard(last: &str) -> Option<Child> {
+    let settings = Command::new("stty").arg("-g").stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;
+    let settings = String::from_utf8(settings.stdout).ok().filter(|_| settings.status.success())?;
+    let terminal = stdin().as_fd().try_clone_to_owned().ok()?;
+    let mut command = Command::new("sh");
+    command.args(["-c", GUARD, "sh", settings.trim(), last]);
+    command.stdin(Stdio::piped()).stdout(terminal).stderr(Stdio::null()).spawn().ok()
+}
+
 /// Gives the terminal its settings back.
 fn restore() {
-    if let Some(before) = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    if let Some(Saved { before, guard }) = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(mut guard) = guard {
+            let _ = guard.kill().and_then(|()| guard.wait());
+        }
         // A terminal that is gone needs no settings.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &before);
     }
@@ -96,9 +124,12 @@ pub fn signal_status(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// Prints a line on standard error. A terminal that is gone is not an error.
+/// Prints a line on standard error, without control characters ([`shown`]). A terminal that is gone is not an error.
 pub fn say(line: &str) {
-    let _ = writeln!(stderr(), "{line}");
+    let is_raw = SAVED.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+    // A raw terminal does not return to the first column by itself.
+    let end = if is_raw && isatty(stderr()) { "\r\n" } else { "\n" };
+    let _ = write!(stderr(), "{}{end}", shown(line).replace('\n', end));
 }
 
 /// Passes standard input to `take`, up to `most` bytes at a time, until the input ends or `take` returns false.

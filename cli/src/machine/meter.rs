@@ -1,7 +1,8 @@
 //! The meter: a plugin of QEMU's that counts what hardware would see. See docs/meter.md.
 
-use crate::host::place::check_writable;
+use crate::host::output::{Kind, OutputError};
 use crate::host::size::Size;
+use crate::host::words::option_value;
 use crate::machine::board::Clock;
 use meter::args::Level;
 use meter::core::{Core, CoreError};
@@ -9,7 +10,11 @@ use miette::Diagnostic;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+/// The files of reports. Each begins with the cores.
+const FILE: Kind = Kind { what: "a report of the meter's", mark: b"\"costs_are_guesses\": " };
 
 /// The events to count, and the report's file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +49,10 @@ pub enum MeterError {
     #[error("with --icount the meter can count one hart only, not {0}")]
     #[diagnostic(help("leave out --icount, or use --harts 1 and one vCPU"))]
     SeveralHarts(u32),
+    /// The file is of another kind.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Output(#[from] OutputError),
     /// The report cannot be written.
     #[error("cannot write the meter's report to {path}: {why}")]
     #[diagnostic(help("name a file in an existing directory that you may write to"))]
@@ -74,7 +83,10 @@ impl MeterSpec {
     pub fn check(&self, harts: u32, clock: Clock) -> Result<(), MeterError> {
         Core::find_all(self.cores.iter().map(String::as_str))?;
         let unwritable = |why| MeterError::Unwritable { path: self.out.clone(), why };
-        check_writable(&self.out).map_err(|error| unwritable(error.source))?;
+        FILE.check(&self.out).map_err(|why| match why {
+            OutputError::Io(why) => unwritable(why.source),
+            foreign => foreign.into(),
+        })?;
         match std::fs::metadata(&self.out) {
             // A report of another run would be taken for this one's.
             Ok(there) if there.is_file() => std::fs::remove_file(&self.out).map_err(unwritable)?,
@@ -89,17 +101,20 @@ impl Metered {
     /// QEMU's arguments for a machine with so much RAM, which is made visible to the plugin.
     #[must_use]
     pub fn args(&self, memory: Size) -> Vec<OsString> {
-        let mut plugin = escaped(&self.plugin);
+        // Without a key, QEMU takes what stands before a `=` in the path for one.
+        let is_odd = self.plugin.as_os_str().as_bytes().contains(&b'=');
+        let mut plugin = OsString::from(if is_odd { "file=" } else { "" });
+        plugin.push(option_value(&self.plugin));
         plugin.push(",out=");
-        plugin.push(escaped(&self.spec.out));
+        plugin.push(option_value(&self.spec.out));
         plugin.push(format!(",level={}", self.spec.level.name()));
         if let Some(traps) = &self.spec.traps {
             plugin.push(",traps=");
-            plugin.push(escaped(traps));
+            plugin.push(option_value(traps));
         }
         for core in &self.spec.cores {
             plugin.push(",core=");
-            plugin.push(escaped(Path::new(core)));
+            plugin.push(option_value(core));
         }
         let ram = format!("memory-backend-memfd,id=ram,size={}K,share=on", memory.0 >> 10);
         ["-machine", "memory-backend=ram", "-object", &ram, "-plugin"]
@@ -108,13 +123,6 @@ impl Metered {
             .chain([plugin])
             .collect()
     }
-}
-
-/// A path as part of an option of QEMU's, where a comma ends it unless it is doubled.
-fn escaped(path: &Path) -> OsString {
-    use std::os::unix::ffi::{OsStrExt, OsStringExt};
-    let bytes = path.as_os_str().as_bytes().iter();
-    OsString::from_vec(bytes.flat_map(|byte| std::iter::repeat_n(*byte, 1 + usize::from(*byte == b','))).collect())
 }
 
 /// A report.
@@ -282,6 +290,8 @@ mod tests {
         assert_eq!(args[..2], ["-machine", "memory-backend=ram"]);
         assert_eq!(args[3], "memory-backend-memfd,id=ram,size=65536K,share=on");
         assert_eq!(args[5], "p.so,out=a,,b.json,level=check,core=u74");
+        let odd = Metered { plugin: "/a=b/p.so".into(), spec: spec("u74") }.args(Size(64 * MIB));
+        assert!(odd[5].to_string_lossy().starts_with("file=/a=b/p.so,out="));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 pub mod board;
 pub mod disk;
 pub mod meter;
+pub mod monitor;
 pub mod net;
 pub mod port;
 pub mod process;

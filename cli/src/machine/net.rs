@@ -4,6 +4,7 @@ use crate::host::words::option_value;
 use abi::mac::{Mac, NoMac};
 use miette::Diagnostic;
 use serde::{Deserialize, Deserializer};
+use std::ffi::OsString;
 use std::fmt;
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU16;
@@ -253,20 +254,17 @@ pub fn provide(cards: &[(&str, &Card)]) -> Result<Option<Network>, NetError> {
 }
 
 /// QEMU's arguments for the network.
-pub(crate) fn args(network: &Network) -> Vec<String> {
+pub(crate) fn args(network: &Network) -> Vec<OsString> {
     let [a, b, c] = NETWORK;
     let lead =
         |(Forward { at, host, guest }, to): &(Forward, Ipv4Addr)| format!(",hostfwd=tcp:{at}:{host}-{to}:{guest}");
     let ports: String = network.ports.iter().map(lead).collect();
-    let serve =
-        |(port, command): &(u16, String)| format!(",guestfwd=tcp:{SERVER}:{port}-cmd:{}", option_value(command));
-    let services: String = network.services.iter().map(serve).collect();
-    vec![
-        "-netdev".into(),
-        format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}{services}", address(FIRST)),
-        "-device".into(),
-        "virtio-net-device,netdev=net".into(),
-    ]
+    let mut netdev = OsString::from(format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}", address(FIRST)));
+    for (port, command) in &network.services {
+        netdev.push(format!(",guestfwd=tcp:{SERVER}:{port}-cmd:"));
+        netdev.push(option_value(command));
+    }
+    vec!["-netdev".into(), netdev, "-device".into(), "virtio-net-device,netdev=net".into()]
 }
 
 #[cfg(test)]
@@ -300,7 +298,8 @@ mod tests {
         let network = Network { ports: network, services: vec![(9, "wc -c,".into())] };
         let ports = "hostfwd=tcp:127.0.0.1:8080-10.0.2.15:80,hostfwd=tcp:0.0.0.0:2222-10.0.2.16:22";
         let service = "guestfwd=tcp:10.0.2.100:9-cmd:wc -c,,";
-        assert_eq!(args(&network)[1], format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}"));
+        let whole = format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}");
+        assert_eq!(args(&network)[1], whole.as_str());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
 use crate::host::processors;
+use crate::host::tty;
+use crate::machine::monitor::{Follower, Monitor};
 use crate::machine::qemu::{MachineSpec, QEMU};
 use crate::machine::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
@@ -32,6 +34,7 @@ pub struct Machine {
     events: Receiver<Event>,
     input: Input,
     stderr: Option<JoinHandle<String>>,
+    _follower: Option<Follower>,
 }
 
 /// The way to a machine's console. Can be cloned and used from any thread.
@@ -135,7 +138,16 @@ impl Machine {
         } else {
             Command::new(QEMU)
         };
-        command.args(spec.args()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Without files there are no errors of files.
+        let has_files = spec.swap.is_some() || !spec.disks.is_empty();
+        let monitor = has_files.then(Monitor::listen).transpose().unwrap_or_else(|why| {
+            tty::say(&format!(
+                "gnomon: warning: errors of disks' files will reach guests without a message here: {why}"
+            ));
+            None
+        });
+        command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let gone = || MachineError(std::io::Error::from(ErrorKind::BrokenPipe));
         let stdout = child.stdout.take().ok_or_else(gone)?;
@@ -143,9 +155,12 @@ impl Machine {
         let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
         let (sender, events) = channel();
         let stopper = Stopper(sender.clone());
+        let reporter = sender.clone();
+        let report = move |error| reporter.send(Event::Piece(Piece::FileError(error))).is_ok();
+        let follower = monitor.map(|monitor| monitor.follow(report));
         std::thread::spawn(move || read_console(stdout, &sender));
         let stderr = Some(std::thread::spawn(move || read_all(stderr)));
-        Ok((Self { child, events, input, stderr }, stopper))
+        Ok((Self { child, events, input, stderr, _follower: follower }, stopper))
     }
 
     /// The way to its console.

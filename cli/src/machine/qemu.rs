@@ -1,7 +1,7 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
 use crate::host::size::Size;
-use crate::host::words::{option_value, quoted};
+use crate::host::words::{option_value, quoted_for_bash};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
@@ -168,16 +168,14 @@ impl MachineSpec {
             }
         }
         args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
-        args.extend(self.swap.iter().flat_map(|path| swap::args(path)).map(OsString::from));
-        let disks = self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk));
-        args.extend(disks.map(OsString::from));
-        let shares = self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share));
-        args.extend(shares.map(OsString::from));
+        args.extend(self.swap.iter().flat_map(|path| swap::args(path)));
+        args.extend(self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk)));
+        args.extend(self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share)));
         if self.rng {
             args.extend(ENTROPY_ARGS.map(OsString::from));
         }
-        args.extend(self.net.iter().flat_map(net::args).map(OsString::from));
-        args.extend(self.control.iter().flat_map(|path| control_args(path)).map(OsString::from));
+        args.extend(self.net.iter().flat_map(net::args));
+        args.extend(self.control.iter().flat_map(|path| control_args(path)));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -193,7 +191,7 @@ impl MachineSpec {
     /// The whole command line, for a shell.
     #[must_use]
     pub fn command_line(&self) -> String {
-        let words = self.args().into_iter().map(|word| quoted(&word.to_string_lossy()));
+        let words = self.args().into_iter().map(|word| quoted_for_bash(&word.to_string_lossy()));
         std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
@@ -203,10 +201,10 @@ const ENTROPY_ARGS: [&str; 4] =
     ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
 
 /// QEMU's arguments for the control channel. A console drops output that is not read in time, and never blocks.
-fn control_args(path: &Path) -> [String; 6] {
-    let path = option_value(&path.display().to_string());
-    let chardev = format!("socket,id=control,path={path},server=off");
-    let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(String::from);
+fn control_args(path: &Path) -> [OsString; 6] {
+    let mut chardev = OsString::from("socket,id=control,server=off,path=");
+    chardev.push(option_value(path));
+    let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(OsString::from);
     ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
 }
 

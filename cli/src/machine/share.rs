@@ -4,6 +4,7 @@ use crate::host::words::{is_name_char, option_value};
 use abi::bundle::{MAX_SHARE_TAG, MAX_SHARES};
 use miette::Diagnostic;
 use serde::Deserialize;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -186,21 +187,20 @@ pub fn provide<'a>(vms: impl Iterator<Item = (&'a str, &'a [ShareSpec])>) -> Res
 ///
 /// The guest's files appear on the host as they are (`security_model=none`): links are links, modes are modes, and the user of QEMU owns
 /// all of them, with no further rights. With owners in extended attributes (`mapped-xattr`) links and modes would mean nothing on the host. Files of several file systems under the directory keep apart (`remap`).
-pub(crate) fn args(number: usize, share: &Share) -> [String; 4] {
-    let dir = option_value(&share.dir);
+pub(crate) fn args(number: usize, share: &Share) -> [OsString; 4] {
     let readonly = if share.readonly { ",readonly=on" } else { "" };
     let tag = abi::share_tag(number as u32);
-    [
-        "-fsdev".into(),
-        format!("local,id=share{number},path={dir},security_model=none,multidevs=remap{readonly}"),
-        "-device".into(),
-        format!("virtio-9p-device,fsdev=share{number},mount_tag={tag}"),
-    ]
+    let mut fsdev =
+        OsString::from(format!("local,id=share{number},security_model=none,multidevs=remap{readonly},path="));
+    fsdev.push(option_value(&share.dir));
+    let device = format!("virtio-9p-device,fsdev=share{number},mount_tag={tag}");
+    ["-fsdev".into(), fsdev, "-device".into(), device.into()]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
     use std::fs;
     use std::os::unix::ffi::OsStrExt;
 
@@ -284,8 +284,8 @@ mod tests {
     #[test]
     fn qemu_is_told_of_it() {
         let share = |readonly| Share { dir: "/a,b".into(), readonly, name: "b".into() };
-        let whole = "-fsdev local,id=share2,path=/a,,b,security_model=none,multidevs=remap -device virtio-9p-device,fsdev=share2,mount_tag=gnomon-share-2";
-        assert_eq!(args(2, &share(false)).join(" "), whole);
-        assert!(args(2, &share(true))[1].ends_with(",readonly=on"));
+        let whole = "-fsdev local,id=share2,security_model=none,multidevs=remap,path=/a,,b -device virtio-9p-device,fsdev=share2,mount_tag=gnomon-share-2";
+        assert_eq!(args(2, &share(false)).join(OsStr::new(" ")), whole);
+        assert!(args(2, &share(true))[1].to_string_lossy().contains(",readonly=on,"));
     }
 }

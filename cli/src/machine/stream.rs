@@ -1,5 +1,6 @@
 //! Takes Gnomon's console output apart: records for programs, text for people.
 
+use crate::machine::monitor::FileError;
 use abi::record::{MARK, Record};
 
 /// A record longer than this is none.
@@ -12,6 +13,8 @@ pub enum Piece {
     Text(Vec<u8>),
     /// A decoded record.
     Record(Record),
+    /// Not of the console: an error of one of the host's files.
+    FileError(FileError),
 }
 
 /// Separates records from text. Output may come in pieces of any size.
@@ -121,6 +124,7 @@ mod tests {
             match piece {
                 Piece::Text(bytes) => text.extend(bytes),
                 Piece::Record(record) => records.push(record),
+                Piece::FileError(_) => unreachable!("it is not of the console"),
             }
         }
         (String::from_utf8(text).expect("text"), records)

@@ -1,6 +1,7 @@
 //! `gnomon run`: from descriptions of VMs to their end.
 
 pub mod console;
+mod file_errors;
 mod input;
 mod prepare;
 mod report;
@@ -10,7 +11,8 @@ mod spec;
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
 use crate::control::runs::{Claim, Runs};
-use crate::host::tty::{self};
+use crate::host::tty;
+use crate::host::words::quoted;
 use crate::machine::process::{Machine, MachineError};
 use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
@@ -18,7 +20,7 @@ use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
 pub use prepare::{Prepared, Versions, prepare};
-pub use report::RunEnd;
+pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};
 use std::time::Instant;
@@ -49,7 +51,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
         }
         Err(why) if name.is_some() || has_ports => Err(why),
         Err(why) => {
-            eprintln!("gnomon: warning: no other command can reach this run: {why}");
+            tty::say(&format!("gnomon: warning: no other command can reach this run: {why}"));
             Ok(None)
         }
     }
@@ -66,14 +68,14 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
             "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",
-            hypervisor.display()
+            quoted(&hypervisor.to_string_lossy())
         ));
     }
     input::handle_signals(stopper.clone()).map_err(MachineError::from)?;
     let raw = match prepared.console {
         ConsoleMode::Attached => {
             tty::say("gnomon: Ctrl-A x ends the run, Ctrl-A h shows the other keys");
-            Some(tty::RawMode::enter().map_err(MachineError::from)?)
+            Some(tty::RawMode::enter("").map_err(MachineError::from)?)
         }
         ConsoleMode::Lines => None,
     };
@@ -94,6 +96,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         {
             // If the input thread is gone, there is no input to forward.
             let _ = begin.send(());
+        }
+        if let Piece::FileError(error) = piece {
+            file_errors::lines(prepared, error).iter().for_each(|line| view.say(line));
         }
         view.piece(piece)
     })?;

@@ -1,6 +1,7 @@
 //! Everything that a run needs before the machine starts.
 
 use super::spec::RunSpec;
+use crate::control::runs;
 use crate::guest::added;
 use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
@@ -10,7 +11,7 @@ use crate::host::place::{IoError, Unnamed, cache, prune};
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
 use crate::machine::board::{self, Clock, HExtension, Seat};
-use crate::machine::disk;
+use crate::machine::disk::{self, DiskError, Disks, Use};
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Card};
 use crate::machine::qemu::{self, Boot, MachineSpec};
@@ -25,6 +26,7 @@ use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,8 +59,12 @@ pub struct Prepared {
     pub added: Vec<String>,
     /// Warnings about settings without their full effect, a line each.
     pub warnings: Vec<String>,
+    /// The VM of each disk, by the disk's number.
+    pub disk_owners: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
+    /// Keep other runs from the machine's files.
+    _locks: Vec<File>,
 }
 
 impl Prepared {
@@ -144,7 +150,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         Err(SpecError::NoEntropy(vm.name.clone()))?;
     }
     let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
-    let disks = disk::provide(disks, spec.snapshot, swap_path, others)?;
+    let named = |why: DiskError| why.held_by(runs::holder);
+    let Disks { all: disks, mut locks } = disk::provide(disks, spec.snapshot, swap_path, others).map_err(named)?;
     // By default it must not take the last slot from another device, or from the control channel.
     let places = disks.len() + others + usize::from(swap_path.is_some());
     let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
@@ -186,6 +193,9 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     board::check_memory(memory)?;
     let all_memory = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.memory.0));
     let swap = spec.swap.as_ref().map(|swap| swap.provide(Size(all_memory))).transpose()?;
+    if let Some(swap) = &swap {
+        locks.push(disk::lock(swap, Use::Write).map_err(named)?);
+    }
     let hypervisor = match hypervisor {
         Some(built) => built.to_owned(),
         None => build::hypervisor()?,
@@ -212,6 +222,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     Ok(Prepared {
         machine,
         after: vms.iter().map(|vm| vm.after).collect(),
+        disk_owners: vms.iter().flat_map(|vm| vm.disks.iter().map(|_| vm.name.clone())).collect(),
         ports: vms.iter().map(|vm| vm.ports.clone()).collect(),
         vms: vms.into_iter().map(|vm| vm.name).collect(),
         console: spec.console,
@@ -220,6 +231,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         added,
         warnings,
         bundle,
+        _locks: locks,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::prepare::{Prepared, Versions};
 use super::show::Show;
-use crate::host::place::{IoError, write_whole};
+use crate::host::output::{Kind, OutputError};
 use crate::host::tty;
 use crate::machine::board::{HExtension, Seat};
 use crate::machine::process::{Outcome, Stopped};
@@ -30,7 +30,10 @@ pub struct RunEnd {
     pub is_trouble: bool,
 }
 
-/// The content of the `--stats` file.
+/// The `--stats` files.
+pub const STATS: Kind = Kind { what: "a file of counters (--stats)", mark: b"{\n  \"versions\": {\n    \"gnomon\": " };
+
+/// The content of a `--stats` file.
 #[derive(Serialize)]
 struct StatsFile<'a> {
     versions: &'a Versions,
@@ -91,7 +94,7 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
         let what = match outcome.stopped {
             Some(Stopped::Timeout) => format!("the time limit ended the run after {} s", took.as_secs()),
             Some(Stopped::Deaf) => "Gnomon did not respond and was stopped".into(),
-            Some(Stopped::OutputClosed) => "standard output was closed".into(),
+            Some(Stopped::OutputClosed) => view.output_end(),
             Some(Stopped::Enough | Stopped::Signal(_)) => "the machine was stopped: no VM was running any more".into(),
             None => {
                 let status = outcome.status.map_or_else(String::new, |status| format!(" ({status})"));
@@ -136,7 +139,7 @@ impl RunEnd {
         lines
     }
 
-    pub(super) fn write_stats(&self, path: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), IoError> {
+    pub(super) fn write_stats(&self, path: &Path, prepared: &Prepared, outcome: &Outcome) -> Result<(), OutputError> {
         let file = StatsFile {
             versions: &prepared.versions,
             command_line: std::env::args().collect(),
@@ -151,6 +154,6 @@ impl RunEnd {
         };
         let mut text = serde_json::to_vec_pretty(&file).unwrap_or_default();
         text.push(b'\n');
-        write_whole(path, &text)
+        STATS.write(path, &text)
     }
 }

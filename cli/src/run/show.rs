@@ -6,7 +6,7 @@ use crate::machine::stream::{Lines, Piece};
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{Error, ErrorKind, IsTerminal, Write, stderr, stdout};
 use std::time::{Duration, Instant};
 
 /// The time for which the output of a panicked kernel is shown.
@@ -25,6 +25,8 @@ pub struct Show {
     stop_at: Option<Instant>,
     /// Set if the printed output ends with a whole line.
     is_fresh: bool,
+    /// The error of standard output, which ends the run.
+    output_error: Option<Error>,
 }
 
 impl Show {
@@ -38,6 +40,7 @@ impl Show {
             watch,
             stop_at: None,
             is_fresh: true,
+            output_error: None,
         }
     }
 
@@ -56,6 +59,14 @@ impl Show {
         self.tail.lines().filter(move |_| is_unshown)
     }
 
+    /// The reason why the output could not be passed on.
+    pub fn output_end(&self) -> String {
+        match self.output_error.as_ref().filter(|why| why.kind() != ErrorKind::BrokenPipe) {
+            Some(why) => format!("standard output could not be written: {why}"),
+            None => "standard output was closed".into(),
+        }
+    }
+
     /// The VMs whose kernels have panicked, and what they said.
     pub fn panicked(&self) -> impl Iterator<Item = (&str, &str)> {
         self.watch.iter().flat_map(PanicWatch::panicked)
@@ -67,12 +78,13 @@ impl Show {
             match piece {
                 Piece::Text(bytes) => watch.push(bytes),
                 Piece::Record(Record::VmEnd(end)) => watch.ended(&end.vm),
-                Piece::Record(_) => {}
+                Piece::Record(_) | Piece::FileError(_) => {}
             }
         }
         if let Piece::Text(bytes) = piece
-            && self.text(bytes).is_err()
+            && let Err(why) = self.text(bytes)
         {
+            self.output_error = Some(why);
             return Next::Stop(Stopped::OutputClosed);
         }
         if !self.watch.as_ref().is_some_and(PanicWatch::is_over) {
@@ -97,6 +109,15 @@ impl Show {
                 self.print(&text)
             }
         }
+    }
+
+    /// Shows a line that is not the guests', on standard error.
+    pub fn say(&mut self, line: &str) {
+        if !self.is_fresh && stdout().is_terminal() {
+            tty::say("");
+        }
+        self.is_fresh = true;
+        tty::say(line);
     }
 
     /// Shows what is left at the end of the output.
@@ -128,7 +149,8 @@ impl Show {
 
     fn other(&mut self, line: &[u8]) {
         if self.is_verbose {
-            eprintln!("{}", String::from_utf8_lossy(line));
+            // As the guest printed it. A reader that has closed it is not an error.
+            let _ = stderr().lock().write_all(&[line, b"\n"].concat());
         }
         self.tail.push(line);
     }

@@ -3,6 +3,7 @@
 
 use crate::host::place::Unnamed;
 use crate::host::size::Size;
+use crate::host::words::option_value;
 use crate::machine::board::{Clock, HExtension};
 use crate::machine::process::{Machine, MachineError, Next, Outcome};
 use crate::machine::qemu::{Boot, MachineSpec};
@@ -80,7 +81,7 @@ pub fn run(
             on_text(bytes)
         }
         // The bare machine writes no records: a line that looks like one is a guest's, and not text.
-        Piece::Record(_) => Next::Continue,
+        Piece::Record(_) | Piece::FileError(_) => Next::Continue,
     })?;
     Ok((console, outcome))
 }
@@ -94,7 +95,8 @@ pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, Unn
     // QEMU writes another file and gives it this name: an unnamed one would stay empty.
     let dumped = NamedTempFile::new().into_diagnostic()?;
     let mut dump = machine.clone();
-    dump.extra.extend(["-machine".into(), format!("dumpdtb={}", dumped.path().display())]);
+    let path = option_value(dumped.path());
+    dump.extra.extend(["-machine".into(), format!("dumpdtb={}", path.display())]);
     let (running, _) = Machine::start(&dump)?;
     running.run(Some(Instant::now() + DUMP_PATIENCE), |_| Next::Continue)?;
     let blob = std::fs::read(dumped.path()).into_diagnostic()?;

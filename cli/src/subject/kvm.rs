@@ -224,7 +224,7 @@ fn memory(guest: Size, archive_bytes: u64) -> Size {
 mod tests {
     use super::*;
     use crate::guest::initramfs::tests::entries;
-    use crate::machine::disk::{Format, Use};
+    use crate::machine::disk::Use;
 
     /// A host and a guest of files that hold their own names.
     fn fakes(dir: &Path) -> (KvmHost, KvmGuest) {
@@ -257,7 +257,7 @@ mod tests {
     fn the_initramfs_holds_what_its_script_names() {
         let dir = tempfile::tempdir().expect("a directory");
         let (host, guest) = fakes(dir.path());
-        let disk = Some(Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write });
+        let disk = Some(Disk::raw("disk".into(), Use::Write));
         let guest = KvmGuest { disk, ..guest };
         let files = entries(&host.archive(&guest, Thp::Never).expect("an archive"));
         let find = |path: &str| files.iter().find(|file| file.0 == path).map(|file| file.2.as_slice());
@@ -288,7 +288,7 @@ mod tests {
             (machine.h, machine.clock, machine.memory),
             (HExtension::Present, Clock::Instructions, Size(704 * MIB))
         );
-        let disk = Disk { file: "disk".into(), format: Format::Raw, use_: Use::Write };
+        let disk = Disk::raw("disk".into(), Use::Write);
         let (machine, _initramfs) =
             host.machine(&KvmGuest { disk: Some(disk.clone()), ..guest }, Thp::Always).expect("a machine");
         assert_eq!((machine.clock, machine.disks), (Clock::InstructionsAndWaits, vec![disk]));

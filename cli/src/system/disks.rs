@@ -2,12 +2,12 @@
 
 use super::image;
 use crate::host::place::{IoError, cache, root as repository};
+use crate::host::words::quoted;
 use crate::machine::disk::{DiskSpec, Format, Snapshot};
 use crate::vm::root::Root;
 use crate::vm::spec::VmSpec;
 use miette::Diagnostic;
-use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,25 +21,12 @@ const SSH: u16 = 22;
 /// The reason why a VM has no root.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 enum DiskError {
-    /// Another run has the disk.
-    #[error("{file} is in use, by another run or another VM")]
-    #[diagnostic(help(
-        "wait until that VM has ended, or give this VM another disk: --debian=FILE, or `root = {{ system = \"debian\", file = \"FILE\" }}` in the VM file; \
-         several runs may use one disk with --snapshot"
-    ))]
-    Busy { file: PathBuf },
     /// The image could not be copied.
     #[error("cannot make the disk {file}: {message}")]
     #[diagnostic(help(
         "check that the directory exists, that you may write to it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
     ))]
     Copy { file: PathBuf, message: String },
-    /// The file cannot be used.
-    #[error("cannot use {file} as a disk: {source}")]
-    #[diagnostic(help(
-        "name a file that you may read and write: --debian=FILE; or give --snapshot, which only reads it"
-    ))]
-    Unusable { file: PathBuf, source: std::io::Error },
 }
 
 /// A VM's disk.
@@ -47,8 +34,6 @@ pub(super) struct RootDisk {
     pub(super) spec: DiskSpec,
     /// A note for the user.
     pub(super) note: String,
-    /// Keeps other runs from it.
-    pub(super) lock: File,
 }
 
 /// Provides a VM's disk: the file that is there, else a copy of the image. What is thrown away needs no copy.
@@ -81,23 +66,7 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
             (file, note)
         }
     };
-    let lock = lock(&file, snapshot)?;
-    Ok(RootDisk { spec: DiskSpec { file, readonly: false, format: Some(Format::Raw), size: None }, note, lock })
-}
-
-/// Takes a disk's file: for this run alone, or with others that only read it.
-fn lock(file: &Path, snapshot: Snapshot) -> Result<File, DiskError> {
-    let how = match snapshot {
-        Snapshot::Yes => FlockOperation::NonBlockingLockShared,
-        Snapshot::No => FlockOperation::NonBlockingLockExclusive,
-    };
-    let unusable = |source| DiskError::Unusable { file: file.to_owned(), source };
-    let opened = File::options().read(true).write(snapshot == Snapshot::No).open(file).map_err(unusable)?;
-    match flock(&opened, how) {
-        Ok(()) => Ok(opened),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(DiskError::Busy { file: file.to_owned() }),
-        Err(error) => Err(unusable(error.into())),
-    }
+    Ok(RootDisk { spec: DiskSpec { file, format: Some(Format::Raw), ..DiskSpec::default() }, note })
 }
 
 fn folder_of(file: &Path) -> &Path {
@@ -146,7 +115,9 @@ impl Keys {
         let forward = forwards.into_iter().find(|forward| forward.guest.get() == SSH)?;
         let name = &vm.name;
         Some(match &self.own {
-            Some(key) => format!("{name}: ssh -i {} -p {} root@{}", key.display(), forward.host, forward.at),
+            Some(key) => {
+                format!("{name}: ssh -i {} -p {} root@{}", quoted(&key.to_string_lossy()), forward.host, forward.at)
+            }
             None if self.lines.is_empty() => {
                 format!("{name}: you have no SSH key, and ssh-keygen is not installed: the VM will refuse ssh")
             }
@@ -183,27 +154,7 @@ fn public_keys(dir: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_disk_is_one_runs_or_those_that_read_it() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        let lock = |snapshot| lock(file.path(), snapshot);
-        let writes = lock(Snapshot::No).expect("free");
-        for snapshot in [Snapshot::No, Snapshot::Yes] {
-            assert!(matches!(lock(snapshot), Err(DiskError::Busy { .. })));
-        }
-        drop(writes);
-        // What another test starts has the file as well, from when it is forked until it is another program.
-        let since = std::time::Instant::now();
-        let reads = loop {
-            match lock(Snapshot::Yes) {
-                Err(DiskError::Busy { .. }) if since.elapsed().as_secs() < 10 => std::thread::yield_now(),
-                reads => break reads.expect("free"),
-            }
-        };
-        let _reads = [reads, lock(Snapshot::Yes).expect("shared")];
-        assert!(matches!(lock(Snapshot::No), Err(DiskError::Busy { .. })));
-    }
+    use std::fs::File;
 
     #[test]
     fn a_copy_is_whole_sparse_and_replaces_nothing() {

@@ -47,8 +47,12 @@ pub(super) fn make(system: &System, image: &Path, dir: &Path) -> miette::Result<
     let tools = Files::provide(Suite::Trixie, "e2fsprogs", Wanted::Program(MKE2FS))?;
     let file = std::fs::File::options().write(true).open(image).and_then(|file| file.set_len(SIZE.0));
     file.map_err(IoError::at("enlarge", image))?;
-    let disk =
-        |file: &Path, readonly| DiskSpec { file: file.to_owned(), readonly, format: Some(Format::Raw), size: None };
+    let disk = |file: &Path, readonly| DiskSpec {
+        file: file.to_owned(),
+        readonly,
+        format: Some(Format::Raw),
+        ..DiskSpec::default()
+    };
     let vm = VmFile {
         name: Some("debian".into()),
         memory: Some(MEMORY),

@@ -9,17 +9,14 @@ mod make;
 use crate::run::RunSpec;
 use crate::vm::root::Roots;
 use crate::vm::spec::{self, VmSpec};
-use std::fs::File;
 
-/// The disks and locks of a run, kept until its end.
+/// The disks of a run.
 #[derive(Debug, Default)]
 pub struct Provided {
     /// For [`RunSpec::roots`].
     pub roots: Roots,
     /// Notes for the user, a line each.
     pub notes: Vec<String>,
-    /// Keep other runs from the disks.
-    locks: Vec<File>,
 }
 
 /// Provides the roots of all VMs that have one. Without such a VM it does nothing.
@@ -41,9 +38,7 @@ pub fn provide(spec: &RunSpec) -> miette::Result<Provided> {
             provided.notes.push(disk.note.clone());
             provided.notes.extend(keys.login(vm));
         }
-        let (disk, lock) = disk.map(|disk| (disk.spec, disk.lock)).unzip();
-        provided.roots.disks.push(disk);
-        provided.locks.extend(lock);
+        provided.roots.disks.push(disk.map(|disk| disk.spec));
     }
     provided.roots.keys = keys.lines;
     provided.roots.now = make::now();

@@ -251,7 +251,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     if let Some(dir) = &disks {
         for (number, file) in files.iter_mut().take(at_once).enumerate() {
             let path = dir.path().join(format!("disk{number}"));
-            file.disks = Some(vec![DiskSpec { file: path, readonly: false, format: None, size: test.disk }]);
+            file.disks = Some(vec![DiskSpec { file: path, size: test.disk, ..DiskSpec::default() }]);
         }
     }
     if let Some(loader) = test.image {
@@ -379,7 +379,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
                 }
                 return Next::Continue;
             }
-            Piece::Record(_) => return Next::Continue,
+            Piece::Record(_) | Piece::FileError(_) => return Next::Continue,
         };
         transcript.console.extend_from_slice(bytes);
         for answer in dialog.push(bytes) {

@@ -1,9 +1,13 @@
 //! Results in the form that continuous integration reads: JUnit's XML.
 
 use super::{Run, Tally};
+use crate::host::output::Kind;
 use quick_junit::{NonSuccessKind, Report, SerializeError, TestCase, TestCaseStatus, TestSuite};
 use std::io::Write;
 use std::time::Duration;
+
+/// The files of results.
+pub const FILE: Kind = Kind { what: "a file of test results (--junit)", mark: b"<testsuites name=\"gnomon\"" };
 
 /// Writes all results: a suite for each run, with a case for each of its verdicts, and in the property `cpu` the seconds of processors
 /// that it took, where they are known. `wall` is the time that all took.

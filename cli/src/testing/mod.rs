@@ -124,7 +124,7 @@ impl Suite {
         pool::run(jobs, processors, |work| match work {
             Work::Host(groups) => {
                 for group in groups {
-                    step.note(group.name.to_owned());
+                    step.note(group.name);
                     let started = Instant::now();
                     let ran = group.run(for_host);
                     step.suspend(|| group.count(ran, started.elapsed(), &mut lock(&tally)));

@@ -225,7 +225,7 @@ impl VmFile {
         }
         vm.root.iter_mut().filter_map(|root| root.file.as_mut()).for_each(|file| *file = dir.join(&*file));
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
-        vm.disks.iter_mut().flatten().for_each(|disk| disk.file = dir.join(&disk.file));
+        vm.disks.iter_mut().flatten().for_each(|disk| disk.place_in(dir));
         vm.restore.iter_mut().for_each(|file| *file = dir.join(&*file));
         vm.shares.iter_mut().flatten().for_each(|share| share.dir = dir.join(&share.dir));
         if vm.name.is_none() {

@@ -1,5 +1,6 @@
 //! The names of modes that users give. Mode `two-stage` was called `nested` before; that name is accepted, with a warning.
 
+use crate::host::tty;
 use abi::bundle::MmuMode;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
@@ -22,7 +23,7 @@ const NAMES: [&str; 6] = {
 /// Warns that a mode was given by its former name: once, however often that is.
 pub fn warn_of_former_name() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| eprintln!("gnomon: warning: mode `{FORMER}` is called `{}` now", MmuMode::TwoStage));
+    ONCE.call_once(|| tty::say(&format!("gnomon: warning: mode `{FORMER}` is called `{}` now", MmuMode::TwoStage)));
 }
 
 /// Returns the present name of a subject of the bench, such as `firmware/two-stage-4k`, and warns if it was given by its former name.

@@ -18,7 +18,7 @@ impl Run {
     /// Starts one whose socket is in `dir`, with these arguments, and waits until so many lines of its output have a word in them.
     pub fn start<A: AsRef<OsStr>>(dir: &Path, args: impl IntoIterator<Item = A>, (word, count): (&str, usize)) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("XDG_RUNTIME_DIR", dir).arg("run").args(args);
+        command.env("XDG_RUNTIME_DIR", dir).current_dir(dir).arg("run").args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("gnomon");
         let mut output = BufReader::new(child.stdout.take().expect("its output"));
@@ -47,7 +47,7 @@ impl Drop for Run {
 /// A command about runs whose sockets are in `dir`.
 pub fn command(dir: &Path) -> assert_cmd::Command {
     let mut command = assert_cmd::Command::cargo_bin("gnomon").expect("gnomon");
-    command.env("XDG_RUNTIME_DIR", dir).timeout(PATIENCE);
+    command.env("XDG_RUNTIME_DIR", dir).current_dir(dir).timeout(PATIENCE);
     command
 }
 

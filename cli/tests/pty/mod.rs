@@ -47,9 +47,15 @@ impl Shell {
         self.session.flush().expect("typing");
     }
 
-    /// Kills the command by a signal (15).
+    /// Kills the command by SIGTERM.
     pub fn kill(&self) {
-        let killed = Command::new("sh").args(["-c", &format!("kill {}", self.pid)]).status().expect("a shell");
+        self.kill_by("TERM");
+    }
+
+    /// Kills the command by a signal.
+    pub fn kill_by(&self, signal: &str) {
+        let killed =
+            Command::new("sh").args(["-c", &format!("kill -{signal} {}", self.pid)]).status().expect("a shell");
         assert!(killed.success(), "process {}", self.pid);
     }
 
@@ -61,8 +67,10 @@ impl Shell {
             assert!(since.elapsed() < Duration::from_millis(PATIENCE_MS), "process {} does not end", self.pid);
             std::thread::sleep(Duration::from_millis(20));
         }
-        let line = "echo status $?; [ \"$before\" = \"$(stty -g)\" ] && echo restor''ed";
-        self.session.send_line(line).expect("typing");
+        // A killed command cannot do it itself before it ends.
+        let wait = if status == "137" { "sleep 1; " } else { "" };
+        let line = format!("echo status $?; {wait}[ \"$before\" = \"$(stty -g)\" ] && echo restor''ed");
+        self.session.send_line(&line).expect("typing");
         let printed = self.session.exp_string(&format!("status {status}")).expect("the status");
         self.session.exp_string("restored").expect("a terminal as before");
         self.session.send_line("exit").expect("typing");

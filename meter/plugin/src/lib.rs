@@ -287,7 +287,8 @@ fn write_report(meter: &Meter) {
     // Whole or not at all, whenever QEMU is killed.
     let path = &meter.args.out;
     let mut partial = path.clone().into_os_string();
-    partial.push(".part");
+    // A file of the user's may have a name like that.
+    partial.push(format!(".{}.part", std::process::id()));
     let partial = PathBuf::from(partial);
     if let Err(why) = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)) {
         eprintln!("meter: {}", cannot_write(path, "out=", &why));

@@ -143,7 +143,7 @@ impl Parts {
             name: Some("image".into()),
             memory: Some(MEMORY),
             add: Some(add),
-            disks: Some(vec![DiskSpec { file: image.into(), readonly: false, format: Some(Format::Raw), size: None }]),
+            disks: Some(vec![DiskSpec { file: image.into(), format: Some(Format::Raw), ..DiskSpec::default() }]),
             ..VmFile::default()
         };
         match errand::run(vm, self.script(loader), |_| ())? {
@@ -155,7 +155,7 @@ impl Parts {
 
 /// An image with that loader as a read-only disk: all runs share it.
 pub(super) fn disk(loader: Loader) -> miette::Result<DiskSpec> {
-    Ok(DiskSpec { file: provide(loader)?, readonly: false, format: Some(Format::Raw), size: None })
+    Ok(DiskSpec { file: provide(loader)?, format: Some(Format::Raw), ..DiskSpec::default() })
 }
 
 /// Provides it: from the cache, else it is made, which takes some seconds.
