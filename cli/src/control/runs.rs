@@ -1,6 +1,7 @@
 //! The directory of runs' sockets: private to the user, with a socket for each active run.
 
 use super::{ControlError, MOST_NAME, MOST_PATH};
+use crate::host::place::identity;
 use crate::host::words::is_name_char;
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::socket_peercred;
@@ -285,7 +286,6 @@ impl Runs {
 /// The name of the run that has a file open, if another command can reach that run.
 #[must_use]
 pub fn holder(file: &Path) -> Option<String> {
-    let identity = |path: &Path| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).ok();
     let wanted = identity(file)?;
     let runs = Runs::open().ok()?;
     let has_it = |name: &String| {

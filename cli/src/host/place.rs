@@ -128,6 +128,12 @@ pub fn prune(dir: &Path, age: Duration) {
     }
 }
 
+/// A file by its device and inode, whatever it is called; `None` if it is not there.
+#[must_use]
+pub fn identity(file: &Path) -> Option<(u64, u64)> {
+    fs::metadata(file).map(|there| (there.dev(), there.ino())).ok()
+}
+
 /// The directory that the file system with a file is mounted at.
 #[must_use]
 pub fn mount_point(file: &Path) -> PathBuf {

@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 
 /// A value in an option of QEMU's, where a comma is written twice.
 pub(crate) fn option_value(value: impl AsRef<OsStr>) -> OsString {
@@ -24,6 +25,11 @@ pub(crate) fn quoted(word: &str) -> String {
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
+}
+
+/// Like [`quoted`], for a path.
+pub(crate) fn quoted_path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
 }
 
 /// Like [`quoted`], for a shell that a person copies the word to: control characters are escaped as bash reads them.

@@ -3,7 +3,7 @@
 //! The file begins with a page that says what it is. The device is the rest. So `--swap` overwrites files of its own only.
 
 use crate::host::size::{PAGE, Size};
-use crate::host::words::quoted;
+use crate::host::words::quoted_path;
 use crate::machine::disk::{block_device, file_node};
 use miette::Diagnostic;
 use serde_json::json;
@@ -56,7 +56,7 @@ pub enum SwapError {
     },
     /// The file exists, and was not made by `--swap`.
     #[error("{0} is not a swap file of Gnomon's, and is not overwritten")]
-    #[diagnostic(help("name a file that does not exist yet: it is created; or remove this one, if it is not needed: `rm {file}`", file = quoted(&.0.to_string_lossy())))]
+    #[diagnostic(help("name a file that does not exist yet: it is created; or remove this one, if it is not needed: `rm {file}`", file = quoted_path(.0)))]
     Foreign(PathBuf),
     /// The name cannot be passed to QEMU.
     #[error("cannot use {0} for --swap: its path is not UTF-8")]

@@ -12,7 +12,7 @@ use crate::control::ControlError;
 use crate::control::bridge::Bridge;
 use crate::control::runs::{Claim, Runs};
 use crate::host::tty;
-use crate::host::words::quoted;
+use crate::host::words::quoted_path;
 use crate::machine::process::{Machine, MachineError};
 use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
@@ -68,7 +68,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
             "gnomon: waiting for gdb: gdb-multiarch {} -ex 'target remote :{port}'",
-            quoted(&hypervisor.to_string_lossy())
+            quoted_path(hypervisor)
         ));
     }
     input::handle_signals(stopper.clone()).map_err(MachineError::from)?;

@@ -2,7 +2,7 @@
 
 use super::image;
 use crate::host::place::{IoError, cache, root as repository};
-use crate::host::words::quoted;
+use crate::host::words::quoted_path;
 use crate::machine::disk::{DiskSpec, Format, Snapshot};
 use crate::vm::root::Root;
 use crate::vm::spec::VmSpec;
@@ -116,7 +116,7 @@ impl Keys {
         let name = &vm.name;
         Some(match &self.own {
             Some(key) => {
-                format!("{name}: ssh -i {} -p {} root@{}", quoted(&key.to_string_lossy()), forward.host, forward.at)
+                format!("{name}: ssh -i {} -p {} root@{}", quoted_path(key), forward.host, forward.at)
             }
             None if self.lines.is_empty() => {
                 format!("{name}: you have no SSH key, and ssh-keygen is not installed: the VM will refuse ssh")

@@ -3,7 +3,7 @@
 use super::node::{PLACES, Use};
 use super::spec::Format;
 use crate::host::size::Size;
-use crate::host::words::quoted;
+use crate::host::words::quoted_path;
 use abi::bundle::MAX_DISKS;
 use miette::Diagnostic;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl std::fmt::Display for Beside {
 pub enum DiskError {
     /// The file does not exist.
     #[error("the disk {0} does not exist")]
-    #[diagnostic(help("check the path; or give a size, and the disk is created: --disk {file}:1G, or `size` in the VM file", file = word(.0)))]
+    #[diagnostic(help("check the path; or give a size, and the disk is created: --disk {file}:1G, or `size` in the VM file", file = quoted_path(.0)))]
     Missing(PathBuf),
     /// The file cannot be used.
     #[error("cannot use {file} as a disk: {source}")]
@@ -75,7 +75,7 @@ pub enum DiskError {
     },
     /// There are no whole sectors in it.
     #[error("the disk {file} has {bytes} bytes, and a disk has a positive multiple of 512")]
-    #[diagnostic(help("make it longer, such as by `truncate -s 1G {file}`", file = word(file)))]
+    #[diagnostic(help("make it longer, such as by `truncate -s 1G {file}`", file = quoted_path(file)))]
     NoSectors {
         /// The file.
         file: PathBuf,
@@ -84,7 +84,7 @@ pub enum DiskError {
     },
     /// Only files with the disk's sectors are made.
     #[error("{0} does not exist, and Gnomon cannot create images in format qcow2")]
-    #[diagnostic(help("create it: `qemu-img create -f qcow2 {file} 1G`", file = word(.0)))]
+    #[diagnostic(help("create it: `qemu-img create -f qcow2 {file} 1G`", file = quoted_path(.0)))]
     NoImage(PathBuf),
     /// The content does not match the format.
     #[error("the content of the disk {file} is in format {found}, and its name does not say so", found = .taken.other().name())]
@@ -104,7 +104,7 @@ pub enum DiskError {
     #[diagnostic(help(
         "the guest would reach that file: if it is meant to, name it in the VM file, such as disks = [{{ file = \"IMAGE\", {key} = \"FILE\" }}]; or make \
          an image without it: `qemu-img convert -O qcow2 {file} NEW.qcow2`",
-        key = .beside.key(), file = word(file)
+        key = .beside.key(), file = quoted_path(file)
     ))]
     Beside {
         /// The image.
@@ -175,11 +175,6 @@ pub enum DiskError {
     )]
     #[diagnostic(help("give the VMs fewer disks and shares: combine several into one"))]
     NoPlaces(usize),
-}
-
-/// A path as a word of a shell's.
-fn word(path: &Path) -> String {
-    quoted(&path.to_string_lossy())
 }
 
 impl DiskError {

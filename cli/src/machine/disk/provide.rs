@@ -4,12 +4,13 @@ use super::error::{Beside, DiskError};
 use super::node::{Disk, PLACES, Snapshot, Use};
 use super::qcow2;
 use super::spec::{DiskSpec, Format};
+use crate::host::place::identity;
 use crate::host::size::Size;
 use abi::bundle::MAX_DISKS;
 use rustix::fs::{FlockOperation, flock, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a sector.
@@ -154,11 +155,6 @@ fn open(file: &Path, use_: Use) -> Result<File, DiskError> {
 fn absolute(file: &Path) -> Result<PathBuf, DiskError> {
     let path = std::path::absolute(file).map_err(|source| DiskError::Unusable { file: file.into(), source })?;
     if path.to_str().is_some() { Ok(path) } else { Err(DiskError::NotText(file.into())) }
-}
-
-/// A file by what it is, and not by what it is called.
-fn identity(file: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).ok()
 }
 
 /// The file systems (`f_type`) that take this lock for those of QEMU's: NFS, and the versions of SMB.
