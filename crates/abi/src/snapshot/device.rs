@@ -31,6 +31,24 @@ pub struct PlicState {
     pub contexts: Vec<(Vec<u32>, u32)>,
 }
 
+/// A UART's interrupt for an empty transmitter (THRE), from its rise until the driver reads IIR or writes a byte.
+///
+/// IIR shows it in all of these states but [`Thre::Idle`]. The interrupt controller is signalled until the guest completes
+/// it: QEMU's board takes it for one event, there are kernels that never read IIR, and drivers with threaded handlers
+/// read IIR long after they have completed it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Thre {
+    /// Not pending.
+    #[default]
+    Idle,
+    /// Pending; the guest has not claimed it.
+    Raised,
+    /// Pending and claimed.
+    Claimed,
+    /// Pending in IIR; the guest has completed it, and it is signalled no more.
+    Completed,
+}
+
 /// A UART 16550.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "registers have the names of the data sheet")]
@@ -44,12 +62,10 @@ pub struct UartState {
     pub fifo: bool,
     /// LSR's overrun.
     pub overrun: bool,
-    /// The interrupt of an empty transmitter is pending.
-    pub thre: bool,
+    /// The interrupt of an empty transmitter.
+    pub thre: Thre,
     /// True if the interrupt will be pending soon.
     pub draining: bool,
-    /// The guest has claimed an interrupt since that one was raised.
-    pub thre_seen: bool,
     /// Reads of LSR until what was received is there.
     pub quiet: u8,
     /// Bytes that were written and have not left.

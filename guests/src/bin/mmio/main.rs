@@ -100,6 +100,7 @@ fn main() {
     run_quietly("plic", "nothing-to-claim", nothing_to_claim);
     run_quietly("plic", "claim-and-complete", || deliver(hart::id()));
     run_quietly("plic", "claim-into-x0", claim_into_x0);
+    run_quietly("plic", "served-after-completion", thre_after_completion);
     run_quietly("plic", "masked", masked);
     run_quietly("plic", "once", once);
     if sbi::is_gnomon() {
@@ -370,6 +371,26 @@ fn loopback() -> Check {
         ensure!(hart::wait_for(1000, || in8(UART + LSR) & LSR_DATA != 0), "{value:#x} does not come back");
         ensure_eq!(in8(UART + RBR), value, "looped byte");
     }
+    Ok(())
+}
+
+/// THRE is shown in IIR until it is read there, even after the interrupt has been completed: drivers with threaded
+/// handlers read it later.
+fn thre_after_completion() -> Check {
+    let id = hart::id();
+    set_priority(1);
+    out32(threshold_register(id), 0);
+    out32(enable_register(id), 1 << SOURCE);
+    out8(UART + IER, IER_THRE);
+    ensure!(hart::wait_for(hart::PATIENCE_MS, is_raised), "not raised");
+    ensure_eq!(in32(claim_register(id)), SOURCE, "claim");
+    // As Linux does between its two handlers: no interrupt is to come before the second one is done.
+    set_priority(0);
+    out32(claim_register(id), SOURCE);
+    ensure_eq!(in8(UART + IIR) & 0x0f, 0x02, "identification after the completion");
+    set_priority(1);
+    hart::wait_for(5, || false);
+    ensure!(!is_raised(), "raised again though the UART was served");
     Ok(())
 }
 
