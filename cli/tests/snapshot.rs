@@ -119,6 +119,8 @@ fn work_that_is_begun_here_is_done_there() {
         "2",
         "--svvptc",
         "off",
+        "--svadu",
+        "off",
         "--balloon",
         "on",
         "--net",
@@ -175,8 +177,20 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     let compiler = Files::provide(Suite::Trixie, "cpp-14-riscv64-linux-gnu", cc1).expect("Debian's compiler");
     let scratch = Scratch(tempfile::tempdir().expect("a directory"));
     let file = scratch.text("a.snap");
-    let mut args =
-        vec!["--as", "first", "--mmu", "two-stage", "--memory", "256M", "--svvptc", "off", "--exec", COMPILE];
+    let mut args = vec![
+        "--as",
+        "first",
+        "--mmu",
+        "two-stage",
+        "--memory",
+        "256M",
+        "--svvptc",
+        "off",
+        "--svadu",
+        "off",
+        "--exec",
+        COMPILE,
+    ];
     let files: Vec<_> = compiler.files.iter().map(|(_, file)| file.display().to_string()).collect();
     args.extend(files.iter().flat_map(|file| ["--add", file]));
     let mut run = scratch.run(&args);

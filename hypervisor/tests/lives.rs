@@ -455,7 +455,7 @@ fn what_shadow_tables_cannot_be_given_is_said() {
     let cases = [
         (VmConfig { shadow_bytes: Some(64 << 10), ..lazy() }, "at least 786432 are needed"),
         (VmConfig { memory_bytes: 255 << 30, ..lazy() }, "do not fit an identity map in Sv39"),
-        (VmConfig { mmu: Some(MmuMode::TwoStage), svadu: true, ..vm_config("vm", 1) }, "henvcfg.ADUE"),
+        (VmConfig { mmu: Some(MmuMode::TwoStage), svadu: Some(true), ..vm_config("vm", 1) }, "henvcfg.ADUE"),
     ];
     for (config, complaint) in cases {
         let (g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
@@ -535,4 +535,27 @@ fn a_paused_vm_can_be_ended_and_gives_all_back() {
     assert!(w.g.is_over());
     assert_eq!((w.g.frames().free_count(), w.g.sched.started_count()), (free, 0));
     assert!(!pause(&w.g, &vm, &mut w.hart) && !resume(&w.g, &vm, &mut w.hart));
+}
+
+/// Harts that set A and D behind a G-stage are made use of, unless pages may go to a swap device.
+#[test]
+fn hardware_sets_a_and_d_where_it_can() {
+    let (mut g, _) = machine(vec![vm_config("vm", 1)], 1, GuestTimer::Sstc);
+    let config = |mmu, svadu| VmConfig { mmu, svadu, ..vm_config("vm", 1) };
+    let plain = config(None, None);
+    let offer = &mut g.offer;
+    assert!(!offer.svadu(&plain), "these harts do not");
+    offer.two_stage_svadu = true;
+    assert!(offer.svadu(&plain));
+    assert!(!offer.svadu(&config(None, Some(false))));
+    for mode in [MmuMode::Shadow, MmuMode::Lazy, MmuMode::Steered, MmuMode::Adaptive] {
+        assert!(!offer.svadu(&config(Some(mode), None)), "{mode}");
+    }
+    assert!(offer.svadu(&config(Some(MmuMode::Lazy), Some(true))));
+    offer.has_swap = true;
+    assert!(!offer.svadu(&plain));
+    assert!(offer.svadu(&config(None, Some(true))));
+    offer.has_swap = false;
+    offer.guest = GuestMode::Supervisor;
+    assert!(!offer.svadu(&plain), "without H");
 }

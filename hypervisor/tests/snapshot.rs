@@ -138,6 +138,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     let config = VmConfig {
         mmu,
         svvptc: false,
+        svadu: Some(state.told.svadu),
         balloon_bytes: Some(0),
         segments: pages.iter().enumerate().map(segment).collect(),
         restore: Some(Bytes(state.encode())),

@@ -175,6 +175,6 @@ fn what_cannot_be_steered_is_refused() {
     assert_eq!(check(&config, &hole), Ok(()));
     let elsewhere = Offer { denial: Denial::Nobody, ..w.g.offer.clone() };
     assert!(check(&config, &elsewhere).is_err_and(|message| message.contains("use mmu `lazy`")));
-    let svadu = VmConfig { svadu: true, ..config };
+    let svadu = VmConfig { svadu: Some(true), ..config };
     assert!(check(&svadu, &w.g.offer).is_err_and(|message| message.contains("svadu")));
 }

@@ -113,6 +113,7 @@ impl Series {
 /// If the guests cannot be built. What goes wrong with a subject stands in its series.
 pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
     let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
+    let choice = Choice { svadu: choice.svadu || plan.svadu, ..choice.clone() };
     let subjects = choice.subjects(plan.name, Extra::None, can)?;
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;

@@ -84,6 +84,10 @@ pub struct RunArgs {
     /// docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
     svvptc: Option<Switch>,
+    /// Promise guests that A and D bits are updated for them (Svadu), where the mode can; by default with --mmu two-stage, on
+    /// harts that do it and without --swap. Without it they can be restored in any mode (see docs/snapshots.md)
+    #[arg(long, value_name = "on|off")]
+    svadu: Option<Switch>,
     /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -306,8 +310,8 @@ impl RunArgs {
             wired: None,
             gigapages: None,
             svvptc: self.svvptc.map(|switch| switch == Switch::On),
+            svadu: self.svadu.map(|switch| switch == Switch::On),
             restore: self.restore,
-            svadu: None,
             shadow: None,
         };
         // What a snapshot says of a VM is as if its file said so.

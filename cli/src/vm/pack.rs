@@ -119,7 +119,7 @@ pub(crate) mod tests {
             mmu: None,
             lane: true,
             svvptc: true,
-            svadu: false,
+            svadu: None,
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

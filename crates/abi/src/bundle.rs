@@ -85,9 +85,9 @@ pub struct VmConfig {
     pub lane: bool,
     /// True if its device tree may advertise Svvptc.
     pub svvptc: bool,
-    /// True if it is promised that A and D bits are updated for it (Svadu); else it gets page faults
-    /// (Svade).
-    pub svadu: bool,
+    /// True if it is promised that A and D bits are updated for it (Svadu), false if it gets page faults (Svade). `None`: the
+    /// hypervisor chooses by the mode and the harts.
+    pub svadu: Option<bool>,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
     /// [`default_shadow_bytes`]. No meaning under [`MmuMode::TwoStage`].
     pub shadow_bytes: Option<u64>,
@@ -360,7 +360,7 @@ mod tests {
                 mmu: Some(MmuMode::Lazy),
                 lane: true,
                 svvptc: true,
-                svadu: false,
+                svadu: None,
                 shadow_bytes: Some(8 << 20),
                 superpages: true,
                 gigapages: false,

@@ -89,6 +89,8 @@ pub struct Offer {
     pub isa: Isa,
     /// Set if hardware can set A and D for guests behind a G-stage.
     pub two_stage_svadu: bool,
+    /// Set if there is a swap device, so that memory can be taken from VMs and given back.
+    pub has_swap: bool,
     /// The mechanism that denies guests frames, so that their faults can be steered.
     pub denial: Denial,
     /// `mmu-type` of guests' cpu nodes.
@@ -120,8 +122,18 @@ impl Offer {
             GuestMode::Virtual => MmuMode::TwoStage,
             // What the guest of a snapshot was told has to hold, and Svvptc does not where faults are steered.
             GuestMode::Supervisor if config.restore.is_some() && config.svvptc => MmuMode::Lazy,
-            GuestMode::Supervisor if self.denial != Denial::Nobody && !config.svadu => MmuMode::Steered,
+            GuestMode::Supervisor if self.denial != Denial::Nobody && config.svadu != Some(true) => MmuMode::Steered,
             GuestMode::Supervisor => MmuMode::Lazy,
         })
+    }
+
+    /// Returns whether a VM is promised that A and D are updated for it (Svadu): as it asks for, or else behind a G-stage if
+    /// the harts do it, which saves page faults of the guest's own. By default not where memory may be taken back: writes of
+    /// the harts to guests' tables do not always show ([`mmu::gstage::Images::Private`]), so copies on the swap device are
+    /// not kept.
+    #[must_use]
+    pub fn svadu(&self, config: &VmConfig) -> bool {
+        let by_default = || self.two_stage_svadu && !self.has_swap && self.mode(config) == MmuMode::TwoStage;
+        config.svadu.unwrap_or_else(by_default)
     }
 }

@@ -195,7 +195,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
             true => Superpages::Mega,
             false => Superpages::Never,
         },
-        images: translation.images(config),
+        images: translation.images(config, &g.offer),
         ad: translation.ad(&g.offer, set),
         residence: if config.wired { Residence::Wired } else { Residence::Pageable },
     };

@@ -78,9 +78,9 @@ impl Translation {
 
     /// Returns the way in which a VM's images are mapped.
     #[must_use]
-    pub fn images(self, config: &VmConfig) -> Images {
+    pub fn images(self, config: &VmConfig, offer: &Offer) -> Images {
         match self {
-            TwoStage => two_stage::images(config),
+            TwoStage => two_stage::images(config, offer),
             Shadow(_) | Adaptive => Images::Shared,
         }
     }

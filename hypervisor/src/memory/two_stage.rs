@@ -22,7 +22,7 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
         return Err(format!("mmu = two-stage needs the H extension, which this machine's harts lack: {modes}"));
     }
-    if config.svadu && !offer.two_stage_svadu {
+    if offer.svadu(config) && !offer.two_stage_svadu {
         let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
         return Err(format!(
             "svadu with mmu = two-stage needs harts and firmware that grant it (henvcfg.ADUE): {modes}"
@@ -35,13 +35,13 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 /// (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
     let isa = offer.isa.with_svvptc(config.svvptc);
-    if offer.two_stage_svadu { isa.with_svadu(config.svadu) } else { isa }
+    if offer.two_stage_svadu { isa.with_svadu(offer.svadu(config)) } else { isa }
 }
 
 /// Returns the way in which its images are mapped: hardware that sets A and D in a guest's table does not ask the
 /// G-stage everywhere.
-pub(crate) fn images(config: &VmConfig) -> Images {
-    if config.svadu { Images::Private } else { Images::Shared }
+pub(crate) fn images(config: &VmConfig, offer: &Offer) -> Images {
+    if offer.svadu(config) { Images::Private } else { Images::Shared }
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.

@@ -66,8 +66,8 @@ pub struct VmSpec {
     pub lane: Option<bool>,
     /// Set if Svvptc may be advertised.
     pub svvptc: bool,
-    /// Set if hardware updates of A and D bits are promised.
-    pub svadu: bool,
+    /// Set if hardware updates of A and D bits are promised; `None`: Gnomon chooses, by the mode and the harts.
+    pub svadu: Option<bool>,
     /// Bound of the memory for shadow tables; `None`: Gnomon's default.
     pub shadow: Option<Size>,
     /// Set if 2 MiB mappings may be used.
@@ -145,7 +145,7 @@ impl VmSpec {
             mmu: vm.mmu,
             lane: vm.lane,
             svvptc: vm.svvptc.unwrap_or(true),
-            svadu: vm.svadu.unwrap_or(false),
+            svadu: vm.svadu,
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
             gigapages: vm.gigapages.unwrap_or(false),

@@ -1,6 +1,7 @@
 //! The goldfish RTC.
 
-use super::{PLIC, claim_register, enable_register, threshold_register};
+use super::PLIC;
+use super::plic::{claim_register, enable_register, threshold_register};
 use guests::access::{in32, out32};
 use guests::{Check, ensure, ensure_eq, hart};
 

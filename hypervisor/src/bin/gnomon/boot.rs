@@ -133,7 +133,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     {
         seat::set_clock(machine, time)?;
     }
-    let mut offer = offer(machine, (mode, denial), &abilities);
+    let mut offer = offer(machine, (mode, denial), &abilities, swap.is_some());
     let tunables = Tunables::default();
     for setting in &config.settings {
         tunables.set(setting).map_err(|e| format!("{e}"))?;
@@ -470,7 +470,7 @@ fn denial(machine: &Machine, seat: Seat, format: &Format, root: Pfn<Hpa>, mut ra
     }
 }
 
-fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Abilities) -> Offer {
+fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Abilities, has_swap: bool) -> Offer {
     let isa = machine.common_isa();
     let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
     let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
@@ -482,6 +482,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         formats: abilities.formats.clone(),
         kinds: &hypervisor::device::KINDS,
         two_stage_svadu: abilities.environment & envcfg::ADUE != 0,
+        has_swap,
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },

@@ -88,8 +88,9 @@ fn check_isa(told: &Told, config: &VmConfig, offer: &Offer) -> Result<(), String
         let (theirs, ours) = (8 * u64::from(told.vlenb), 8 * offer.vlenb);
         return Err(format!("its vector registers have {theirs} bits, and these harts' {ours}"));
     }
-    if told.svadu != config.svadu {
-        return Err(format!("its guest was told svadu = {}, and it is to have {}", told.svadu, config.svadu));
+    let svadu = offer.svadu(config);
+    if told.svadu != svadu {
+        return Err(format!("its guest was told svadu = {}, and it is to have {svadu}", told.svadu));
     }
     Ok(())
 }

@@ -106,7 +106,7 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
 /// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
     // Steering relies on the fence after an entry has become valid.
-    offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(config.svadu)
+    offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(offer.svadu(config))
 }
 
 /// Checks whether a VM can be shadowed with that upkeep.
@@ -142,7 +142,7 @@ pub(crate) fn build(
     mem: &mut impl PhysMem,
 ) -> Result<Shadow, String> {
     let config = &vm.config;
-    let ad = if config.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
+    let ad = if g.offer.svadu(config) { AdPolicy::Svadu } else { AdPolicy::Svade };
     let first_serial = vm.past.lock().serials;
     let pages = match pages(upkeep, config) {
         Ok(pages) => pages,

@@ -21,7 +21,7 @@ pub(super) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
                 .into(),
         );
     }
-    if config.svadu {
+    if offer.svadu(config) {
         return Err("mmu `steered` has A and D set by the guest (Svade): leave out `svadu`".into());
     }
     Ok(())
