@@ -14,22 +14,26 @@ use tempfile::TempDir;
 /// The first address of a guest.
 const START: u64 = 0x8020_0000;
 
-/// Prints a line, and makes SBI calls for ever; and the address of its call, of the loop before that, of its own `ebreak`, and of its trap handler.
+/// Prints a line, and makes SBI calls for ever; and the address of its call, of the loop and of the LR/SC sequence before that, of its own `ebreak`, and of its trap handler.
 ///
 /// The trap handler adds 1 to s2 and goes on behind the `ebreak`, which is two bytes long.
 fn guest() -> (Vec<u8>, Addresses) {
     let end = [
         0x0000_0297, // auipc t0, 0
-        0x02c2_8293, // addi t0, t0, 44: the handler
+        0x03c2_8293, // addi t0, t0, 60: the handler
         0x1052_9073, // csrw stvec, t0
+        0x0010_0397, // auipc t2, 256
+        0xff83_f393, // andi t2, t2, -8: a word
         0x0100_0893, // li a7, 0x10: "base"
         0x0000_0813, // li a6, 0: the version
         0x0100_0413, // loop: li s0, 16
         0xfff4_0413, // wait: addi s0, s0, -1
         0xfe04_1ee3, // bnez s0, wait
+        0x1003_b32f, // lr.d t1, (t2)
+        0x1863_b32f, // sc.d t1, t1, (t2)
         0x0000_0073, // ecall
         0x9002_9002, // two c.ebreak
-        0xfedf_f06f, // j loop
+        0xfe5f_f06f, // j loop
         0x0019_0913, // handler: addi s2, s2, 1
         0x1410_22f3, // csrr t0, sepc
         0x0022_8293, // addi t0, t0, 2
@@ -38,13 +42,14 @@ fn guest() -> (Vec<u8>, Addresses) {
     ];
     let code = says("hello\n", &end);
     let word = |index: u64| START + code.len() as u64 - 4 * (end.len() as u64 - index);
-    let addresses = Addresses { wait: word(6), ecall: word(8), own: word(9), handler: word(11) };
+    let addresses = Addresses { wait: word(8), reserve: word(10), ecall: word(12), own: word(13), handler: word(15) };
     (code, addresses)
 }
 
 #[derive(Clone, Copy)]
 struct Addresses {
     wait: u64,
+    reserve: u64,
     ecall: u64,
     own: u64,
     handler: u64,
@@ -110,7 +115,7 @@ fn in_order(text: &str, lines: &[String]) {
 }
 
 fn breaks_and_steps(args: &[&str]) {
-    let (run, Addresses { wait, ecall, own, handler }) = Guest::start(args, 1);
+    let (run, Addresses { wait, ecall, own, handler, .. }) = Guest::start(args, 1);
     let script = format!(
         "break *{ecall:#x}\ncontinue\np/x $pc\nx/wx {ecall:#x}\np/x $s0\np/x $a7\nstepi\np/x $pc\n\
          break *{handler:#x}\ncontinue\np/x $pc\np/x $sepc\np/x $scause\nset $before = $s2\nstepi\np/x $s2 - $before\n\
@@ -172,4 +177,38 @@ fn one_debugger_at_a_time_and_nothing_stays_of_one_that_is_killed() {
     let _ = (first.wait(), gdb.kill(), gdb.wait());
     run.gets_on();
     assert!(run.gdb("p/x $pc\n").contains("= 0x802"), "another one can come");
+}
+
+/// An ELF file without contents, but with an ABI: what gdb gets of a program or kernel with symbols.
+fn elf(abi: u8) -> Vec<u8> {
+    /// Flags of `e_flags`: there are compressed instructions; the ABI for floating point is at bit 1.
+    const RVC: u8 = 1;
+    let mut file = vec![0; 64];
+    file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    // An executable for RISC-V.
+    (file[16], file[18], file[20]) = (2, 243, 1);
+    (file[48], file[52], file[58]) = (RVC | abi << 1, 64, 64);
+    file
+}
+
+/// Users give gdb the files of ordinary programs, and Debian's takes GNU/Linux for the ABI of what it does not know.
+#[test]
+fn programs_of_every_abi_have_registers_and_steps() {
+    let (run, Addresses { reserve, ecall, .. }) = Guest::start(&["--qemu-arg=-cpu", "--qemu-arg=rv64,v=on"], 1);
+    for (abi, name) in ["lp64", "lp64f", "lp64d"].iter().enumerate() {
+        let file = run.place.path().join(name);
+        std::fs::write(&file, elf(abi as u8)).expect("a file");
+        let script = format!(
+            "file {}\nbreak *{reserve:#x}\ncontinue\nstepi\np/x $pc\n\
+             set $fs0.double = {abi} + 1.5\np $fs0.double\nset $fflags = 3\np/x $fcsr\nset $fcsr = 0\np $vlenb\n\
+             set $v31.l[1] = {abi} + 7\np $v31.l\ndelete\ndetach\n",
+            file.display()
+        );
+        let said = run.gdb(&script);
+        let values =
+            [format!("{ecall:#x}"), format!("{}.5", abi + 1), "0x3".into(), "16".into(), format!("{{0, {}}}", abi + 7)];
+        let values = values.iter().enumerate().map(|(at, value)| format!("${} = {value}\n", at + 1));
+        in_order(&said, &values.collect::<Vec<_>>());
+        run.gets_on();
+    }
 }

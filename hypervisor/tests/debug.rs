@@ -3,13 +3,14 @@
 use crate::fake::{self, World, park, world};
 use abi::bundle::GUEST_RAM_BASE;
 use abi::control::Answer;
-use abi::control::debug::{Debug, Stopped};
+use abi::control::debug::{Debug, F0, FCSR, PC, Stopped};
 use hypervisor::control::debug;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::life::lifecycle;
 use hypervisor::life::lifecycle::put_aside;
 use hypervisor::vm::vcpu::VcpuRun;
 use hypervisor::vm::{Departure, Vm};
+use rv::csr::status;
 use rv::{Addr, Exception};
 use std::sync::Arc;
 
@@ -180,4 +181,24 @@ fn a_vm_that_ends_while_it_stands_still_is_gone() {
     park(&rig.w.g, run, &mut rig.w.hart);
     while lifecycle::go_on(&rig.w.g, &mut rig.w.hart) {}
     assert!(rig.w.g.is_over());
+}
+
+#[test]
+fn registers_are_set_by_their_numbers() {
+    let mut rig = Rig::new();
+    rig.w.g.vms.tenant(&rig.vm, |tenant| {
+        let run = tenant.paused.iter_mut().flatten().next().expect("it is aside");
+        run.bank.csrs.vsstatus |= status::FS & !(status::FS << 1);
+    });
+    let set = |register, value| Debug::SetRegister { vcpu: 0, register, value };
+    for (register, value) in [(0, 1), (31, 2), (PC, CODE + 9), (F0, 3), (F0 + 31, 4), (FCSR, 0xfff)] {
+        rig.done(set(register, value));
+    }
+    rig.refused(set(FCSR + 1, 0), "no such register");
+    let Answer::Registers(now) = rig.ask(Debug::Registers(0)) else { panic!("no registers") };
+    assert_eq!((now.x[0], now.x[31], now.pc, now.f[0], now.f[31], now.fcsr), (0, 2, CODE + 8, 3, 4, 0xff));
+    assert_eq!(now.sstatus & status::FS, status::FS, "the guest is to save them");
+    assert_eq!(now.vlenb, 0, "it has no vectors");
+    rig.refused(Debug::Vector { vcpu: 0, register: 0 }, "no such register");
+    rig.refused(Debug::SetVector { vcpu: 0, register: 0, bytes: vec![] }, "no such register");
 }

@@ -59,7 +59,9 @@ impl GdbArgs {
         let interrupted = Arc::new(AtomicBool::new(false));
         let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
         let mut gdb = Command::new(&self.gdb);
-        gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set can-use-hw-watchpoints 0", "-ex"]);
+        // Debian's gdb takes GNU/Linux for its default, and then steps by breakpoints of its own.
+        gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set osabi none"]);
+        gdb.args(["-ex", "set can-use-hw-watchpoints 0", "-ex"]);
         gdb.arg(format!("target remote {}", socket.path().display())).args(&self.arguments);
         let started = gdb.spawn();
         let mut gdb = match started {

@@ -1,5 +1,7 @@
 //! A VM as gdb sees it, by the crate `gdbstub`: each vCPU is a thread, and all else is asked of Gnomon ([`abi::control::debug`]).
 
+mod registers;
+
 use super::ControlError;
 use super::client::Client;
 use abi::control::debug::{Debug, MOST_READ, MOST_WRITE, Registers, Stopped};
@@ -16,9 +18,12 @@ use gdbstub::target::ext::base::multithread::{
 };
 use gdbstub::target::ext::base::single_register_access::{SingleRegisterAccess, SingleRegisterAccessOps};
 use gdbstub::target::ext::breakpoints::{Breakpoints, BreakpointsOps, SwBreakpoint, SwBreakpointOps};
+use gdbstub::target::ext::target_description_xml_override::{
+    TargetDescriptionXmlOverride, TargetDescriptionXmlOverrideOps,
+};
 use gdbstub::target::{Target, TargetError, TargetResult};
 use gdbstub_arch::riscv::reg::RiscvCoreRegs;
-use gdbstub_arch::riscv::reg::id::RiscvRegId;
+use registers::Register;
 use std::io;
 use std::marker::PhantomData;
 use std::thread::sleep;
@@ -38,11 +43,7 @@ impl Arch for Rv64 {
     type Usize = u64;
     type Registers = RiscvCoreRegs<u64>;
     type BreakpointKind = usize;
-    type RegId = RiscvRegId<u64>;
-
-    fn target_description_xml() -> Option<&'static str> {
-        Some(include_str!("gdb/target.xml"))
-    }
+    type RegId = Register;
 }
 
 /// The VM.
@@ -52,6 +53,8 @@ pub struct Debugged {
     vm: VmInfo,
     /// The vCPU that makes a step when the VM is resumed.
     step: Option<u32>,
+    /// The description of its registers, for gdb.
+    description: String,
 }
 
 impl Debugged {
@@ -60,9 +63,10 @@ impl Debugged {
     /// # Errors
     /// [`ControlError`], also if another debugger is attached.
     pub fn attach(client: Client, vm: VmInfo) -> Result<Self, ControlError> {
-        let mut debugged = Self { client, vm, step: None };
+        let mut debugged = Self { client, vm, step: None, description: String::new() };
         debugged.ask(&Debug::Attach)?;
         debugged.stop()?;
+        debugged.description = registers::description(debugged.registers(thread(0))?.vlenb);
         Ok(debugged)
     }
 
@@ -156,8 +160,31 @@ impl Target for Debugged {
         BaseOps::MultiThread(self)
     }
 
+    fn support_target_description_xml_override(&mut self) -> Option<TargetDescriptionXmlOverrideOps<'_, Self>> {
+        Some(self)
+    }
+
     fn support_breakpoints(&mut self) -> Option<BreakpointsOps<'_, Self>> {
         Some(self)
+    }
+}
+
+impl TargetDescriptionXmlOverride for Debugged {
+    fn target_description_xml(
+        &self,
+        annex: &[u8],
+        offset: u64,
+        length: usize,
+        into: &mut [u8],
+    ) -> TargetResult<usize, Self> {
+        if annex != b"target.xml" {
+            return Err(TargetError::NonFatal);
+        }
+        let rest = usize::try_from(offset).ok().and_then(|offset| self.description.as_bytes().get(offset..));
+        let rest = rest.unwrap_or_default();
+        let count = rest.len().min(length).min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
     }
 }
 
@@ -222,34 +249,32 @@ impl MultiThreadBase for Debugged {
 }
 
 impl SingleRegisterAccess<Tid> for Debugged {
-    fn read_register(&mut self, tid: Tid, register: RiscvRegId<u64>, into: &mut [u8]) -> TargetResult<usize, Self> {
-        let all = told(self.registers(tid))?;
-        let value = match register {
-            RiscvRegId::Gpr(number) => all.x[usize::from(number & 31)],
-            RiscvRegId::Pc => all.pc,
-            RiscvRegId::Priv => all.is_supervisor.into(),
-            RiscvRegId::Csr(0x100) => all.sstatus,
-            RiscvRegId::Csr(0x104) => all.sie,
-            RiscvRegId::Csr(0x105) => all.stvec,
-            RiscvRegId::Csr(0x140) => all.sscratch,
-            RiscvRegId::Csr(0x141) => all.sepc,
-            RiscvRegId::Csr(0x142) => all.scause,
-            RiscvRegId::Csr(0x143) => all.stval,
-            RiscvRegId::Csr(0x180) => all.satp,
-            _ => return Err(TargetError::NonFatal),
+    fn read_register(&mut self, tid: Tid, register: Register, into: &mut [u8]) -> TargetResult<usize, Self> {
+        let bytes = if let Register::Vector(register) = register {
+            match told(self.ask(&Debug::Vector { vcpu: vcpu(tid), register }))? {
+                Answer::Memory(bytes) => bytes,
+                _ => return told(self.nonsense()),
+            }
+        } else {
+            let all = told(self.registers(tid))?;
+            let (value, count) = register.value(&all).ok_or(TargetError::NonFatal)?;
+            value.to_le_bytes()[..count].to_vec()
         };
-        let count = into.len().min(8);
-        into[..count].copy_from_slice(&value.to_le_bytes()[..count]);
-        Ok(count)
+        let into = into.get_mut(..bytes.len()).ok_or(TargetError::NonFatal)?;
+        into.copy_from_slice(&bytes);
+        Ok(bytes.len())
     }
 
-    fn write_register(&mut self, tid: Tid, register: RiscvRegId<u64>, value: &[u8]) -> TargetResult<(), Self> {
-        let (register, value) = match (register, value.try_into()) {
-            (RiscvRegId::Gpr(number), Ok(bytes)) => (number & 31, u64::from_le_bytes(bytes)),
-            (RiscvRegId::Pc, Ok(bytes)) => (32, u64::from_le_bytes(bytes)),
-            _ => return Err(TargetError::NonFatal),
-        };
-        told(self.ask(&Debug::SetRegister { vcpu: vcpu(tid), register, value })).map(|_| ())
+    fn write_register(&mut self, tid: Tid, register: Register, value: &[u8]) -> TargetResult<(), Self> {
+        let vcpu = vcpu(tid);
+        if let Register::Vector(register) = register {
+            return told(self.ask(&Debug::SetVector { vcpu, register, bytes: value.to_vec() })).map(|_| ());
+        }
+        let mut bytes = [0; 8];
+        bytes.get_mut(..value.len()).ok_or(TargetError::NonFatal)?.copy_from_slice(value);
+        let all = told(self.registers(tid))?;
+        let (register, value) = register.set(u64::from_le_bytes(bytes), &all).ok_or(TargetError::NonFatal)?;
+        told(self.ask(&Debug::SetRegister { vcpu, register, value })).map(|_| ())
     }
 }
 

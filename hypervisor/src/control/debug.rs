@@ -15,10 +15,11 @@ use crate::vm::vcpu::supervisor_csrs;
 use crate::vm::vcpu::{VcpuRun, request};
 use crate::vm::{Unreachable, Vm};
 use abi::control::Answer;
-use abi::control::debug::{Debug, MOST_BREAKS, MOST_READ, MOST_WRITE, Registers, Stopped};
+use abi::control::debug::{Debug, F0, FCSR, MOST_BREAKS, MOST_READ, MOST_WRITE, PC, Registers, Stopped};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use mmu::gstage::Ready;
+use rv::csr::status;
 use rv::system::{System, number};
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
 
@@ -67,10 +68,22 @@ fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
     }
     match wish {
         Debug::Registers(vcpu) => return with(g, vm, vcpu, |run| Answer::Registers(Box::new(registers(run)))),
-        Debug::SetRegister { vcpu, register, value } => with(g, vm, vcpu, |run| match register {
-            32 => run.context.pc = value & !1,
-            _ => run.context.set(register & 31, value),
-        })?,
+        Debug::SetRegister { vcpu, register, value } => with(g, vm, vcpu, |run| set_register(run, register, value))??,
+        Debug::Vector { vcpu, register } => {
+            let bytes = with(g, vm, vcpu, |run| vector(run, register).map(|bytes| bytes.to_vec()));
+            return bytes?
+                .filter(|bytes| bytes.len() <= MOST_READ as usize)
+                .map(Answer::Memory)
+                .map_or_else(no_register, Ok);
+        }
+        Debug::SetVector { vcpu, register, bytes } => with(g, vm, vcpu, |run| match vector(run, register) {
+            Some(old) if old.len() == bytes.len() => {
+                old.copy_from_slice(&bytes);
+                dirty(run, status::VS);
+                Ok(())
+            }
+            _ => no_register(),
+        })??,
         Debug::Read { vcpu, at, bytes } => return read(g, vm, (vcpu, at, bytes), env).map(Answer::Memory),
         Debug::Write { vcpu, at, bytes } => {
             if bytes.len() > MOST_WRITE || at % PAGE_BYTES + bytes.len() as u64 > PAGE_BYTES {
@@ -181,11 +194,52 @@ fn registers(run: &VcpuRun) -> Registers {
                 pc: $run.context.pc,
                 is_supervisor: $run.bank.mode == Mode::Supervisor,
                 satp: $run.satp(),
+                f: $run.bank.float.f,
+                fcsr: $run.bank.float.fcsr,
+                vlenb: ($run.bank.vector.bytes.len() / 32) as u32,
+                vector: {
+                    let csrs = &$run.bank.vector.csrs;
+                    [csrs.vstart, csrs.vl, csrs.vtype, csrs.vcsr]
+                },
                 $($name: $run.bank.csrs.$own),*
             }
         };
     }
     supervisor_csrs!(registers! { run })
+}
+
+fn no_register<T>() -> Done<T> {
+    refuse("it has no such register")
+}
+
+fn set_register(run: &mut VcpuRun, register: u8, value: u64) -> Done<()> {
+    match register {
+        0..PC => run.context.set(register, value),
+        PC => run.context.pc = value & !1,
+        F0..FCSR => {
+            run.bank.float.f[usize::from(register - F0)] = value;
+            dirty(run, status::FS);
+        }
+        FCSR => {
+            run.bank.float.fcsr = value & 0xff;
+            dirty(run, status::FS);
+        }
+        _ => return no_register(),
+    }
+    Ok(())
+}
+
+/// The bytes of a vector register; `None` without V, or without that register.
+fn vector(run: &mut VcpuRun, register: u8) -> Option<&mut [u8]> {
+    let vlenb = run.bank.vector.bytes.len() / 32;
+    run.bank.vector.bytes.chunks_exact_mut(vlenb.max(1)).nth(register.into())
+}
+
+/// Marks registers dirty unless they are off, so that the guest's kernel saves them when it changes tasks.
+fn dirty(run: &mut VcpuRun, field: u64) {
+    if run.bank.csrs.vsstatus & field != 0 {
+        run.bank.csrs.vsstatus |= field;
+    }
 }
 
 fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {

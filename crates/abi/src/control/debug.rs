@@ -10,6 +10,12 @@ use serde::{Deserialize, Serialize};
 pub const MOST_READ: u32 = 4096;
 /// Most bytes of memory in a request.
 pub const MOST_WRITE: usize = 128;
+/// The number of `pc` in [`Debug::SetRegister`].
+pub const PC: u8 = 32;
+/// The number of f0 there.
+pub const F0: u8 = 33;
+/// The number of `fcsr` there.
+pub const FCSR: u8 = 65;
 /// Most breakpoints of a VM.
 pub const MOST_BREAKS: usize = 64;
 
@@ -26,14 +32,31 @@ pub enum Debug {
     State,
     /// The registers of that vCPU: [`super::Answer::Registers`].
     Registers(u32),
-    /// Set register `x` of a vCPU, 1 to 31, or with 32 its `pc`: [`super::Answer::Done`].
+    /// Set a register of a vCPU: [`super::Answer::Done`].
     SetRegister {
         /// The vCPU.
         vcpu: u32,
-        /// Which one.
+        /// Its number: 1 to 31 are x1 to x31, [`PC`], [`F0`] to `F0 + 31`, [`FCSR`].
         register: u8,
         /// The new value.
         value: u64,
+    },
+    /// A vector register of a vCPU: [`super::Answer::Memory`] with [`Registers::vlenb`] bytes. It is refused if these are over
+    /// [`MOST_READ`].
+    Vector {
+        /// The vCPU.
+        vcpu: u32,
+        /// The number, below 32.
+        register: u8,
+    },
+    /// Set a vector register: [`super::Answer::Done`]. It is refused if [`Registers::vlenb`] is over [`MOST_WRITE`].
+    SetVector {
+        /// The vCPU.
+        vcpu: u32,
+        /// The number, below 32.
+        register: u8,
+        /// Its [`Registers::vlenb`] bytes.
+        bytes: Vec<u8>,
     },
     /// Up to so many bytes (at most [`MOST_READ`]) from that virtual address of the vCPU on, within a page of 4 KiB:
     /// [`super::Answer::Memory`], or [`super::Answer::Later`].
@@ -107,4 +130,12 @@ pub struct Registers {
     pub stval: u64,
     /// `satp`.
     pub satp: u64,
+    /// f0 to f31.
+    pub f: [u64; 32],
+    /// `fcsr`.
+    pub fcsr: u64,
+    /// Bytes in a vector register, 0 without V.
+    pub vlenb: u32,
+    /// `vstart`, `vl`, `vtype` and `vcsr`.
+    pub vector: [u64; 4],
 }
