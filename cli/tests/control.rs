@@ -216,7 +216,10 @@ fn commands_reach_runs_and_their_vms() {
     scratch.command("stop").success();
     let (status, text) = end(run);
     assert_eq!(status, Some(0), "{text}");
-    assert!(text.contains("gnomon: b powered off") && text.contains("gnomon: a powered off"), "{text}");
+    assert!(
+        text.contains("gnomon: b was stopped by request") && text.contains("gnomon: a was stopped by request"),
+        "{text}"
+    );
     assert_eq!(scratch.output("ps --json"), "[]\n");
     let left: Vec<_> =
         std::fs::read_dir(scratch.path("gnomon")).expect("it").flatten().map(|e| e.file_name()).collect();

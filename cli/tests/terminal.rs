@@ -37,7 +37,7 @@ fn keys_go_through_and_the_terminal_comes_back() {
 fn the_end_key_ends_everything() {
     let mut shell = shell();
     shell.type_in("\x01x");
-    shell.exp_string("gnomon: u-boot powered off").expect("the end");
+    shell.exp_string("gnomon: u-boot was stopped by request").expect("the end");
     expect_restored(&mut shell, "0");
 }
 

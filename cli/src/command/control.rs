@@ -261,7 +261,7 @@ pub struct ResumeArgs {
     whom: Whom,
 }
 
-/// End a VM as if it powered off. Its guest is not asked.
+/// End a VM. Its guest is not asked.
 #[derive(Debug, Args)]
 pub struct StopArgs {
     #[command(flatten)]

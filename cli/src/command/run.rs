@@ -27,7 +27,7 @@ use std::time::Duration;
 /// Without a VM file, one VM boots Debian's kernel into a shell. Options that describe a VM apply
 /// to all VM files given.
 ///
-/// Exit status: 0 all VMs powered off; with --exec, the commands' status; 1 bad input; 2 wrong
+/// Exit status: 0 all VMs powered off or the user ended them; with --exec, the commands' status; 1 bad input; 2 wrong
 /// usage; 3 a VM was stopped, failed, or never started; 4 Gnomon or QEMU failed; 128 + N signal N.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
@@ -56,11 +56,11 @@ pub struct RunArgs {
     /// Words to add to the kernel's command line
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     append: Option<String>,
-    /// RAM of each VM, such as 512M or 2G
-    #[arg(long, value_name = "SIZE")]
+    /// RAM of each VM, such as 512M or 1.5G; a number alone is in MiB
+    #[arg(long, value_name = "SIZE", value_parser = Size::of_ram)]
     memory: Option<Size>,
     /// RAM of the machine; with --swap it may be less than that of all VMs [default: enough for all]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = Size::of_ram)]
     host_memory: Option<Size>,
     /// Page to this file, created if it does not exist (sparse; the default for SIZE is the memory of all VMs)
     #[arg(long, value_name = "FILE[:SIZE]")]

@@ -54,11 +54,12 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
     for VmEnd { vm, reason } in &outcome.ends {
         let how = match reason {
             EndReason::Poweroff => "powered off".to_owned(),
+            EndReason::Requested => "was stopped by request".to_owned(),
             EndReason::SystemFailure => "ended with a system failure".to_owned(),
             EndReason::Killed { message } => format!("was stopped: {message}"),
             EndReason::NotStarted { message } => format!("could not be started: {message}"),
         };
-        if *reason != EndReason::Poweroff {
+        if !reason.is_wanted() {
             end.is_trouble = true;
             end.raise(STATUS_VM);
         }
@@ -74,7 +75,7 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
         return end;
     }
     for (vm, status) in view.demux().into_iter().flat_map(ExecDemux::statuses) {
-        let has_other_end = outcome.ends.iter().any(|end| end.vm == vm && end.reason != EndReason::Poweroff);
+        let has_other_end = outcome.ends.iter().any(|end| end.vm == vm && !end.reason.is_wanted());
         match status {
             Some(0) => {}
             Some(status) => {

@@ -230,6 +230,7 @@ fn check_end(vm: &str, reason: &EndReason, end: End, expected: &str, has_failure
             Err(format!("{vm} was stopped with `{message}`, expected `{expected}`"))
         }
         (_, EndReason::Poweroff) => Err(format!("{vm} powered off")),
+        (_, EndReason::Requested) => Err(format!("{vm} was stopped by request")),
         (_, EndReason::SystemFailure) => Err(format!("{vm} ended with a system failure")),
         (_, EndReason::Killed { message }) => Err(format!("{vm} was stopped: {message}")),
         (_, EndReason::NotStarted { message }) => Err(format!("{vm} could not be started: {message}")),

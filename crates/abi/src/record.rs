@@ -59,6 +59,8 @@ pub struct VmEnd {
 pub enum EndReason {
     /// The guest asked for a shutdown, with no sign of trouble.
     Poweroff,
+    /// The user ended it: `gnomon stop`, or the console's Ctrl-A x.
+    Requested,
     /// The guest asked for a shutdown because of a system failure (SRST reason 1).
     SystemFailure,
     /// Gnomon stopped it; the message says what the guest did.
@@ -71,6 +73,14 @@ pub enum EndReason {
         /// The reason.
         message: String,
     },
+}
+
+impl EndReason {
+    /// Returns whether the guest or the user wanted this end, so that nothing is wrong.
+    #[must_use]
+    pub const fn is_wanted(&self) -> bool {
+        matches!(self, Self::Poweroff | Self::Requested)
+    }
 }
 
 /// Counters, by name. The names are the same everywhere: see `docs/counters.md`.

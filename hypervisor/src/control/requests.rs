@@ -138,12 +138,12 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.
-            g.vms.cancel(|wish| wish.number == number, &EndReason::Poweroff);
+            g.vms.cancel(|wish| wish.number == number, &EndReason::Requested);
             if g.vms.wishes(|wish| wish.number == number).any(|found| found) {
                 return Answer::Done;
             }
             with_vm(g, number, |vm| {
-                lifecycle::depart(g, vm, Departure::End(EndReason::Poweroff), env);
+                lifecycle::depart(g, vm, Departure::End(EndReason::Requested), env);
                 Answer::Done
             })
         }

@@ -537,6 +537,7 @@ fn over(g: &Gnomon, vm: &Vm, reason: EndReason) {
 fn last_message(name: &str, reason: &EndReason) -> String {
     match reason {
         EndReason::Poweroff => format!("{name} powered off"),
+        EndReason::Requested => format!("{name} was stopped by request"),
         EndReason::SystemFailure => format!("{name} powered off after a system failure"),
         EndReason::Killed { message } => format!("{name} was stopped: {message}"),
         EndReason::NotStarted { message } => format!("{name} could not be started: {message}"),

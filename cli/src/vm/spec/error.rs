@@ -45,7 +45,7 @@ pub enum SpecError {
         vcpus: u32,
     },
     /// Too little RAM, or not whole pages.
-    #[error("VM `{vm}` cannot have {memory} of memory")]
+    #[error("VM `{vm}` cannot have {} of memory", memory.exact())]
     #[diagnostic(help(
         "choose a multiple of 4 KiB, at least {LEAST_MEMORY}: set `memory` in the VM file or give --memory"
     ))]
@@ -67,7 +67,7 @@ pub enum SpecError {
         why: &'static str,
     },
     /// Too little memory for shadow tables, or not whole pages.
-    #[error("VM `{vm}` cannot have {shadow} for shadow tables")]
+    #[error("VM `{vm}` cannot have {} for shadow tables", shadow.exact())]
     #[diagnostic(help("choose a multiple of 4 KiB, at least {least}: set `shadow` in the VM file"))]
     Shadow {
         /// The VM.

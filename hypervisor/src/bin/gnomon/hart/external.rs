@@ -112,7 +112,7 @@ impl Hart {
 
     fn attend_uart(&mut self) {
         match serial::attend(self.g, self) {
-            Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Poweroff, self),
+            Some(Command::Quit) => lifecycle::end_all(self.g, &EndReason::Requested, self),
             Some(Command::Stats) => self.g.print_stats(),
             Some(Command::Tunables) => self.g.print_tunables(),
             Some(Command::Set(setting)) => {
