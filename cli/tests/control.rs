@@ -144,7 +144,7 @@ fn commands_reach_runs_and_their_vms() {
     let before = scratch.exits("a");
     assert!(before > 0);
     let text = scratch.output("stats --prometheus");
-    assert!(text.contains("gnomon_vm_exits_ecall{run=\"a\",vm=\"b\"} "), "{text}");
+    assert!(text.contains("gnomon_vm_exits_ecall_total{run=\"a\",vm=\"b\"} "), "{text}");
     assert!(scratch.output("stats").contains("the host:\n") && !scratch.output("stats b").contains("a:\n"));
     // Files that it has, and files that are not a run's to take.
     let kernel = scratch.path("caller");

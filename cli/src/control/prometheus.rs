@@ -22,24 +22,51 @@ const GAUGES: [&str; 14] = [
     "zeroed.ready",
 ];
 
-/// Its kind; and of each sample the labels and the value.
-type Metric = (&'static str, Vec<(String, u64)>);
+/// The page that describes all counters, from which each gets its help.
+const PAGE: &str = include_str!("../../../docs/counters.md");
+
+/// The counter's name and kind; and of each sample the labels and the value.
+type Metric<'a> = (&'a str, &'static str, Vec<(String, u64)>);
 
 /// A label's value, as it is to be written.
 fn value(text: &str) -> String {
     text.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }
 
+/// The description of a counter, without Markdown; `None` if the page has none.
+fn help(counter: &str) -> Option<String> {
+    let row = format!("| `{counter}` | ");
+    let text = PAGE.lines().find_map(|line| line.strip_prefix(&row)).and_then(|rest| rest.strip_suffix(" |"))?;
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('[') {
+        let (label, behind) = after.split_once(']').unwrap_or((after, ""));
+        let target = behind.strip_prefix('(').and_then(|target| target.split_once(')'));
+        plain.extend([before, label]);
+        rest = target.map_or(behind, |(_, behind)| behind);
+    }
+    plain += rest;
+    Some(plain.replace(['`', '*'], "").replace('\\', r"\\"))
+}
+
+/// The name of a metric: a counter's ends in `_total`, and no gauge's does.
+fn metric(prefix: &str, counter: &str, kind: &str) -> String {
+    let name = format!("{prefix}_{}", counter.replace('.', "_"));
+    let stem = name.strip_suffix("_total").unwrap_or(&name);
+    if kind == "counter" { format!("{stem}_total") } else { stem.into() }
+}
+
 /// The text of runs' counters, each with its name. Of VMs `gnomon_vm_NAME`, with labels `run` and `vm`; of Gnomon itself
-/// `gnomon_NAME`, with the label `run`; where a counter's name has a dot, that is `_`.
+/// `gnomon_NAME`, with the label `run`; where a counter's name has a dot, that is `_`. Names of those that only increase
+/// end in `_total`.
 #[must_use]
 pub fn text(run: &str, stats: &Stats) -> String {
     // All that is of one name stands together.
-    let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
-    let mut add = |prefix: &str, counter: &str, labels: String, count: u64| {
+    let mut metrics: BTreeMap<String, Metric<'_>> = BTreeMap::new();
+    let mut add = |prefix: &str, counter, labels: String, count: u64| {
         let kind = if GAUGES.contains(&counter) { "gauge" } else { "counter" };
-        let name = format!("{prefix}_{}", counter.replace('.', "_"));
-        metrics.entry(name).or_insert((kind, Vec::new())).1.push((labels, count));
+        let name = metric(prefix, counter, kind);
+        metrics.entry(name).or_insert((counter, kind, Vec::new())).2.push((labels, count));
     };
     let run = value(run);
     for vm in &stats.vms {
@@ -51,8 +78,11 @@ pub fn text(run: &str, stats: &Stats) -> String {
         add("gnomon", counter, format!("run=\"{run}\""), *count);
     }
     let mut text = String::new();
-    for (name, (kind, samples)) in metrics {
+    for (name, (counter, kind, samples)) in metrics {
         // Into memory: it cannot fail.
+        if let Some(help) = help(counter) {
+            let _ = writeln!(text, "# HELP {name} {help}");
+        }
         let _ = writeln!(text, "# TYPE {name} {kind}");
         for (labels, count) in samples {
             let _ = writeln!(text, "{name}{{{labels}}} {count}");
@@ -74,23 +104,38 @@ mod tests {
             VmStats { vm: "b\"".into(), counters: counters(u64::MAX) },
         ];
         let stats = Stats { vms, host: [("ipis.sent".to_owned(), 7)].into() };
-        let expected = "\
-            # TYPE gnomon_ipis_sent counter\n\
-            gnomon_ipis_sent{run=\"r\"} 7\n\
-            # TYPE gnomon_vm_exits_total counter\n\
-            gnomon_vm_exits_total{run=\"r\",vm=\"a\"} 1\n\
-            gnomon_vm_exits_total{run=\"r\",vm=\"b\\\"\"} 18446744073709551615\n\
-            # TYPE gnomon_vm_frames_guest gauge\n\
-            gnomon_vm_frames_guest{run=\"r\",vm=\"a\"} 5\n\
-            gnomon_vm_frames_guest{run=\"r\",vm=\"b\\\"\"} 5\n";
+        let help = |counter| super::help(counter).expect("a description");
+        let expected = format!(
+            "# HELP gnomon_ipis_sent_total {}\n\
+             # TYPE gnomon_ipis_sent_total counter\n\
+             gnomon_ipis_sent_total{{run=\"r\"}} 7\n\
+             # HELP gnomon_vm_exits_total {}\n\
+             # TYPE gnomon_vm_exits_total counter\n\
+             gnomon_vm_exits_total{{run=\"r\",vm=\"a\"}} 1\n\
+             gnomon_vm_exits_total{{run=\"r\",vm=\"b\\\"\"}} 18446744073709551615\n\
+             # HELP gnomon_vm_frames_guest {}\n\
+             # TYPE gnomon_vm_frames_guest gauge\n\
+             gnomon_vm_frames_guest{{run=\"r\",vm=\"a\"}} 5\n\
+             gnomon_vm_frames_guest{{run=\"r\",vm=\"b\\\"\"}} 5\n",
+            help("ipis.sent"),
+            help("exits.total"),
+            help("frames.guest")
+        );
         assert_eq!(text("r", &stats), expected);
     }
 
     #[test]
+    fn names_and_help_are_as_prometheus_wants_them() {
+        assert_eq!(metric("gnomon", "frames.total", "gauge"), "gnomon_frames");
+        assert_eq!(metric("gnomon_vm", "exits.timer", "counter"), "gnomon_vm_exits_timer_total");
+        let help = help("sbi.root_cache").expect("a description");
+        assert_eq!(help, "calls about the root cache");
+    }
+
+    #[test]
     fn what_goes_down_is_a_counter_that_there_is() {
-        let docs = include_str!("../../../docs/counters.md");
         for name in GAUGES {
-            assert!(docs.contains(&format!("| `{name}` |")), "{name}");
+            assert!(PAGE.contains(&format!("| `{name}` |")), "{name}");
         }
     }
 }
