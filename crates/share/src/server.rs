@@ -431,14 +431,14 @@ impl Server {
     }
 
     fn file_system(&self, fields: &mut Fields<'_>, answer: &mut Vec<u8>) -> io::Result<()> {
-        let found = rustix::fs::fstatvfs(&self.fids.get(fields.u32()?)?.file)?;
-        /// The type that Linux shows for a 9P file system (`V9FS_MAGIC`).
-        const TYPE: u32 = 0x0102_1997;
-        answer.put_u32(TYPE);
-        answer.put_u32(found.f_frsize as u32);
-        let blocks = [found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree, found.f_fsid];
-        blocks.into_iter().for_each(|value| answer.put_u64(value));
-        answer.put_u32(found.f_namemax as u32);
+        let file = &self.fids.get(fields.u32()?)?.file;
+        let (found, id) = (rustix::fs::fstatfs(file)?, rustix::fs::fstatvfs(file)?.f_fsid);
+        answer.put_u32(found.f_type as u32);
+        answer.put_u32(found.f_bsize as u32);
+        let blocks = [found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree];
+        blocks.into_iter().for_each(|value| answer.put_u64(value as u64));
+        answer.put_u64(id);
+        answer.put_u32(found.f_namelen as u32);
         Ok(())
     }
 
