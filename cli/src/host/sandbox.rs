@@ -6,8 +6,8 @@
 //! - No new privileges by programs that it might start, and no debugger of the same user.
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use miette::Diagnostic;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
@@ -131,12 +131,8 @@ fn restrict(places: Vec<(OwnedFd, Reach)>) -> Result<RestrictionStatus, RulesetE
 fn filter(calls: &[libc::c_long]) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = calls.iter().map(|call| (*call, Vec::new())).collect();
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        let not_executed = SeccompCondition::new(
-            2,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64),
-            0,
-        )?;
+        let not_executed =
+            SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0)?;
         rules.insert(call, vec![SeccompRule::new(vec![not_executed])?]);
     }
     let arch = std::env::consts::ARCH.try_into()?;

@@ -3,9 +3,9 @@
 use crate::host::processors;
 use crate::host::tty;
 use crate::machine::monitor::{Follower, Monitor};
+use crate::machine::qemu::{MachineSpec, QEMU};
 use crate::machine::servers::{ServerError, Servers};
 use crate::machine::share;
-use crate::machine::qemu::{MachineSpec, QEMU};
 use crate::machine::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
@@ -163,7 +163,9 @@ impl Machine {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mappings = sockets.into_iter().enumerate();
         let mappings = mappings.map(|(number, parent_fd)| FdMapping { parent_fd, child_fd: share::descriptor(number) });
-        command.fd_mappings(mappings.collect()).map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
+        command
+            .fd_mappings(mappings.collect())
+            .map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
         let mut child = command.spawn()?;
         // QEMU's ends of the sockets are QEMU's alone.
         drop(command);

@@ -32,9 +32,7 @@ pub struct LostShare {
 /// A server that could not be started.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("cannot serve the share {dir}: {reason}")]
-#[diagnostic(help(
-    "see docs/troubleshooting.md; --no-sandbox goes on where the kernel cannot confine a server"
-))]
+#[diagnostic(help("see docs/troubleshooting.md; --no-sandbox goes on where the kernel cannot confine a server"))]
 pub struct ServerError {
     dir: String,
     reason: String,

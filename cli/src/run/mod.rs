@@ -2,8 +2,8 @@
 
 pub mod console;
 mod file_errors;
-mod lost;
 mod input;
+mod lost;
 mod prepare;
 mod report;
 mod show;

@@ -50,7 +50,8 @@ pub fn number_of(address: Mac) -> Option<u32> {
 #[must_use]
 pub fn has_two_packets(message: &[u8]) -> bool {
     let reads = message.get(4).is_some_and(|kind| READS.contains(kind));
-    let count = message.get(COUNT_AT..).and_then(|rest| rest.first_chunk()).map_or(0, |count| u32::from_le_bytes(*count));
+    let count =
+        message.get(COUNT_AT..).and_then(|rest| rest.first_chunk()).map_or(0, |count| u32::from_le_bytes(*count));
     reads && count as usize > MOST_PACKET - READ_HEAD
 }
 

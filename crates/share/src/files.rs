@@ -9,8 +9,7 @@ use rustix::io::{self, Errno};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A name is resolved in one directory: neither links nor `..` lead out of it.
-const BENEATH: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 /// Extended attributes that the client reaches have names that begin with this. Others belong to the host's kernel.
 const USER: &[u8] = b"user.";
 /// The longest extended attribute and the longest list of them that Linux has, in bytes.

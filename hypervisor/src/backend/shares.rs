@@ -12,7 +12,7 @@ use crate::backend::port;
 use crate::backend::port::{HostDevice, Request};
 pub use crate::backend::port::{NotBegun, Token, UNIT_BYTES, UNITS, Units};
 pub use abi::share::MOST_MESSAGE;
-use abi::share::{HEAD, LOST_BYTES, MOST_PACKET, PADDING, has_two_packets};
+use abi::share::{HEAD, MOST_PACKET, PADDING};
 use alloc::boxed::Box;
 use core::ops::Range;
 
@@ -20,8 +20,8 @@ use core::ops::Range;
 pub const MOST_FLYING: usize = 32;
 /// Bytes of the head of a packet: `virtio_net_hdr` with the number of buffers.
 pub const PACKET_HEAD: usize = 12;
-/// The offset in the head of the number of buffers that the packet has needed (2 bytes).
-const BUFFERS_AT: usize = 10;
+/// The offset in the head of the number of buffers that the packet has needed (2 bytes, the last).
+pub const BUFFERS_AT: usize = 10;
 /// The offset of the message in the units: behind a head, and aligned.
 const MESSAGE_AT: usize = 16;
 
@@ -67,41 +67,29 @@ impl Asked {
         [start..cut, cut..end].into_iter().filter(|part| !part.is_empty())
     }
 
-    /// Returns the bytes of the units that packets of the answer to `message` fill: the first, and the second if it has
-    /// two.
+    /// Returns the bytes of the units that the packets of the answer fill: the first, and the second if it has two
+    /// ([`abi::share::has_two_packets`]).
     #[must_use]
-    pub fn filled(&self, message: &[u8]) -> (Range<usize>, Option<Range<usize>>) {
+    pub fn filled(&self, has_two: bool) -> (Range<usize>, Range<usize>) {
         let Range { start, end } = self.answer();
-        let cut = start + MOST_PACKET;
-        match has_two_packets(message) {
-            true if end > cut => (start..cut, Some(cut..end + PADDING)),
-            _ => (start..end.min(cut), None),
-        }
+        let cut = end.min(start + MOST_PACKET);
+        (start..cut, cut..if has_two { end + PADDING } else { cut })
     }
 
-    /// Returns the length of the answer to `message`, by its packets: the head and the length of each, in bytes.
+    /// Returns the length of the answer to `message`, by the lengths of its packets, in bytes.
     ///
     /// # Errors
-    /// [`Lost`] if they are no answer to this message: a packet was longer than its place, lengths differ, or the tag
-    /// does.
-    pub fn answered(&self, message: &[u8], answer: &[u8], packets: &[([u8; PACKET_HEAD], usize)]) -> Result<usize, Lost> {
-        let is_whole = |(head, length): &([u8; PACKET_HEAD], usize)| {
-            // What is longer than its place goes on in the next one.
-            head[BUFFERS_AT..] == 1_u16.to_le_bytes() && *length != LOST_BYTES
-        };
-        let head = answer.first_chunk::<HEAD>().ok_or(Lost)?;
-        let [l0, l1, l2, l3, _, tag @ ..] = *head;
+    /// [`Lost`] if they are no answer to this message: lengths differ, or the tag does.
+    pub fn answered(&self, message: &[u8], answer: &[u8], packets: &[usize]) -> Result<usize, Lost> {
+        let [l0, l1, l2, l3, _, tag @ ..] = *answer.first_chunk::<HEAD>().ok_or(Lost)?;
         let size = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
-        let fits = match packets {
-            [(_, length)] => *length == size,
-            [(_, first), (_, second)] => {
-                let cut = size.min(MOST_PACKET);
-                *first == cut && *second == size - cut + PADDING
-            }
+        let fits = match *packets {
+            [length] => length == size,
+            [first, second] => first == size.min(MOST_PACKET) && second == size - first + PADDING,
             _ => false,
         };
         let is_answer = (HEAD..=self.room).contains(&size) && message.get(5..HEAD) == Some(&tag[..]);
-        if fits && is_answer && packets.iter().all(is_whole) { Ok(size) } else { Err(Lost) }
+        if fits && is_answer { Ok(size) } else { Err(Lost) }
     }
 }
 
@@ -150,6 +138,7 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use abi::share::LOST_BYTES;
     use alloc::vec;
     use alloc::vec::Vec;
 
@@ -166,47 +155,41 @@ mod tests {
 
     #[test]
     fn parts_of_units_keep_apart_and_have_heads_in_front() {
-        for (message, room) in [(7, 11), (23, MOST_PACKET), (23, MOST_PACKET + 1), (23, MOST_MESSAGE), (MOST_MESSAGE, 6 << 10)] {
+        for (message, room) in
+            [(7, 11), (23, MOST_PACKET), (23, MOST_PACKET + 1), (23, MOST_MESSAGE), (MOST_MESSAGE, 6 << 10)]
+        {
             let asked = asked(message, room);
             let sent: Vec<_> = asked.sent().collect();
-            let bytes = if room > 6 << 10 { read(room - 11) } else { vec![0; message] };
-            let (first, second) = asked.filled(&bytes);
+            let (first, second) = asked.filled(room > MOST_PACKET);
             assert_eq!(sent.iter().map(ExactSizeIterator::len).sum::<usize>(), message);
             assert!(sent.iter().all(|part| part.len() <= MOST_PACKET) && sent[0].start >= PACKET_HEAD);
             assert!(sent.last().unwrap().end + PACKET_HEAD <= first.start && first.start.is_multiple_of(8));
-            assert_eq!(second.is_some(), room > MOST_PACKET);
-            let end = second.map_or(first.end, |second| {
-                assert_eq!((second.start, second.len()), (first.end, room - MOST_PACKET + PADDING));
-                second.end
-            });
+            assert_eq!(second.is_empty(), room <= MOST_PACKET);
+            assert!(second.start == first.end && second.is_empty() || second.len() == room - MOST_PACKET + PADDING);
+            let end = second.end;
             assert!(end + PACKET_HEAD <= asked.bytes());
         }
     }
 
     #[test]
     fn only_an_answer_to_the_message_is_one() {
-        let (one, message) = (1_u16.to_le_bytes(), read(100));
-        let head = |buffers: [u8; 2]| {
-            let mut head = [0; PACKET_HEAD];
-            head[10..].copy_from_slice(&buffers);
-            head
-        };
-        let answer = |size: u32, tag: u8| [&size.to_le_bytes()[..], &[117, tag, 0], &[0; 200]].concat();
+        let message = read(100);
+        let answer = |size: usize, tag: u8| [&(size as u32).to_le_bytes()[..], &[117, tag, 0], &[0; 200]].concat();
         let short = asked(23, 111);
-        let judge = |answer: &[u8], packets: &[([u8; PACKET_HEAD], usize)]| short.answered(&message, answer, packets);
-        assert_eq!(judge(&answer(50, 9), &[(head(one), 50)]), Ok(50));
-        // The server has ended; another tag; other lengths; too long; in two places; a packet too many.
-        assert_eq!(judge(&[0xff; 4], &[(head(one), 4)]), Err(Lost));
-        assert_eq!(judge(&answer(50, 8), &[(head(one), 50)]), Err(Lost));
-        for (size, length) in [(50, 49), (4, 4), (0, 0), (112, 112), (u32::MAX, 50)] {
-            assert_eq!(judge(&answer(size, 9), &[(head(one), length)]), Err(Lost), "{size}");
+        let judge = |answer: &[u8], packets: &[usize]| short.answered(&message, answer, packets);
+        assert_eq!(judge(&answer(50, 9), &[50]), Ok(50));
+        // The server has ended; another tag; other lengths; a packet too many, or too short.
+        assert_eq!(judge(&[0xff; 7], &[LOST_BYTES]), Err(Lost));
+        assert_eq!(judge(&answer(50, 8), &[50]), Err(Lost));
+        for (size, length) in [(50, 49), (LOST_BYTES, LOST_BYTES), (0, 0), (112, 112), (u32::MAX as usize, 50)] {
+            assert_eq!(judge(&answer(size, 9), &[length]), Err(Lost), "{size}");
         }
-        assert_eq!(judge(&answer(50, 9), &[([0; PACKET_HEAD], 50)]), Err(Lost));
-        assert_eq!(judge(&answer(50, 9), &[(head(one), 50), (head(one), PADDING)]), Ok(50));
-        assert_eq!(judge(&answer(50, 9), &[(head(one), 50), (head(one), LOST_BYTES)]), Err(Lost));
+        assert_eq!(judge(&answer(50, 9), &[50, PADDING]), Ok(50));
+        assert_eq!(judge(&answer(50, 9), &[50, LOST_BYTES]), Err(Lost));
         let (long, most) = (asked(23, MOST_MESSAGE), MOST_PACKET);
-        let judge = |size: usize, packets: &[([u8; PACKET_HEAD], usize)]| long.answered(&message, &answer(size as u32, 9), packets);
-        assert_eq!(judge(most + 4, &[(head(one), most), (head(one), 4 + PADDING)]), Ok(most + 4));
-        assert_eq!(judge(most + 4, &[(head(one), most), (head(one), 4)]), Err(Lost));
+        let judge = |size: usize, packets: &[usize]| long.answered(&message, &answer(size, 9), packets);
+        assert_eq!(judge(most + 4, &[most, 4 + PADDING]), Ok(most + 4));
+        assert_eq!(judge(most + LOST_BYTES, &[most, LOST_BYTES]), Err(Lost));
+        assert_eq!(judge(most + 4, &[most + 4]), Ok(most + 4));
     }
 }

@@ -6,13 +6,13 @@
 use crate::buffer::{Buffer, bytes_of};
 use crate::virtio::{HeapHal, Opened};
 use abi::mac::Mac;
+use abi::share::has_two_packets;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use arrayvec::ArrayVec;
 use core::ops::Range;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::backend::port::HostDevice;
-use hypervisor::backend::shares::{Asked, Lost, MOST_FLYING, NotBegun, PACKET_HEAD, Token, Units};
+use hypervisor::backend::shares::{Asked, BUFFERS_AT, Lost, MOST_FLYING, NotBegun, PACKET_HEAD, Token, Units};
 use hypervisor::device::virtio::wire::VERSION_1;
 use hypervisor::device::virtio::wire::net::{MAC, MRG_RXBUF, RECEIVE, TRANSMIT};
 use hypervisor::machine::description::VirtioSlot;
@@ -57,33 +57,45 @@ impl ShareDevice {
     }
 }
 
-/// A part of an answer that a packet is to fill.
-#[derive(Clone)]
-struct Place {
-    token: u16,
-    /// Of the units: the bytes of the head, and those behind it.
-    head: Range<usize>,
-    content: Range<usize>,
-    /// The length of the content, once the packet has come.
-    filled: Option<usize>,
+/// The device's work on a message, or on its answer: the tokens of its packets in their order, and how many it has done.
+#[derive(Clone, Copy, Default)]
+struct Packets {
+    tokens: [u16; 2],
+    count: u8,
+    done: u8,
 }
 
-/// A part of a message that goes as a packet: its bytes of the units.
-#[derive(Clone)]
-struct Part {
-    token: u16,
-    content: Range<usize>,
-    /// Set if the head is that of the units, in front of the content.
-    is_first: bool,
+impl Packets {
+    fn push(&mut self, token: u16) {
+        self.tokens[usize::from(self.count)] = token;
+        self.count += 1;
+    }
+
+    /// Returns the token of the next packet, if the device has one, and whether it is the first.
+    fn next(&self) -> Option<(u16, bool)> {
+        (self.done < self.count).then(|| (self.tokens[usize::from(self.done)], self.done == 0))
+    }
 }
 
 /// A message in flight.
 struct Flight {
     token: Token,
     asked: Asked,
-    places: ArrayVec<Place, 2>,
-    /// The parts that the device still has.
-    parts: ArrayVec<Part, 2>,
+    incoming: Packets,
+    outgoing: Packets,
+    /// The lengths of the packets that have come, in bytes.
+    lengths: [usize; 2],
+}
+
+impl Flight {
+    /// Returns the bytes of the units that a packet of the answer fills: its head, and its content. The second packet
+    /// continues the first, so its head is behind it.
+    fn place(&self, is_first: bool) -> (Range<usize>, Range<usize>) {
+        let (first, second) = self.asked.filled(self.incoming.count > 1 || !is_first);
+        let content = if is_first { first } else { second };
+        let at = if is_first { content.start - PACKET_HEAD } else { content.end };
+        (at..at + PACKET_HEAD, content)
+    }
 }
 
 /// A guest's share, with the buffer that messages go through.
@@ -103,118 +115,118 @@ impl GuestShare {
         Some(Self { device, buffer: Buffer::new(frames)?, flights, tokens: 0, is_lost: false })
     }
 
-    fn piece(&self, asked: &Asked, bytes: &Range<usize>) -> Piece {
-        assert!(bytes.end <= asked.units.bytes(), "more than the units have");
-        self.buffer.piece(asked.units, bytes.start, bytes.len())
-    }
-
     /// Returns bytes of units that are in flight. Gnomon reads them, and the device has finished with them or only reads
     /// them too.
-    fn bytes(&self, asked: &Asked, bytes: &Range<usize>) -> &[u8] {
+    fn bytes(&self, asked: &Asked, bytes: Range<usize>) -> &[u8] {
         // SAFETY: the buffer's, which no code writes while they are in flight.
-        unsafe { bytes_of(&self.piece(asked, bytes)) }
+        unsafe { bytes_of(&piece(&self.buffer, asked, bytes)) }
     }
 
     /// Offers the device a place for a packet of the answer.
-    fn offer(&mut self, asked: &Asked, content: Range<usize>, is_first: bool) -> Option<Place> {
-        let incoming = &mut self.device.incoming;
-        // The second packet continues the first, so its head is behind it.
-        let at = if is_first { content.start - PACKET_HEAD } else { content.end };
-        let head = at..at + PACKET_HEAD;
-        let piece = |bytes: Range<usize>| self.buffer.piece(asked.units, bytes.start, bytes.len());
+    fn offer(&mut self, flight: &mut Flight, is_first: bool) -> virtio_drivers::Result {
+        let (head, content) = flight.place(is_first);
+        let (incoming, piece) = (&mut self.device.incoming, |bytes| piece(&self.buffer, &flight.asked, bytes));
         // SAFETY: units are the device's until it has answered, and no code accesses them until then.
         let added = unsafe {
             match is_first {
                 true => incoming.add(&[], &mut [bytes_of(&piece(head.start..content.end))]),
-                false => incoming.add(&[], &mut [bytes_of(&piece(head.clone())), bytes_of(&piece(content.clone()))]),
+                false => incoming.add(&[], &mut [bytes_of(&piece(head)), bytes_of(&piece(content))]),
             }
         };
-        Some(Place { token: added.ok()?, head, content, filled: None })
+        flight.incoming.push(added?);
+        Ok(())
     }
 
     /// Sends a part of the message.
-    fn send(&mut self, asked: &Asked, content: Range<usize>, is_first: bool) -> Option<Part> {
-        let outgoing = &mut self.device.outgoing;
-        let piece = |bytes: Range<usize>| self.buffer.piece(asked.units, bytes.start, bytes.len());
+    fn send(&mut self, flight: &mut Flight, content: Range<usize>, is_first: bool) -> virtio_drivers::Result {
+        let (outgoing, piece) = (&mut self.device.outgoing, |bytes| piece(&self.buffer, &flight.asked, bytes));
         // SAFETY: units are the device's until it has answered, and no code writes them until then.
         let added = unsafe {
             match is_first {
                 true => {
                     let whole = bytes_of(&piece(content.start - PACKET_HEAD..content.end));
-                    whole[..PACKET_HEAD].fill(0);
+                    whole[..PACKET_HEAD].copy_from_slice(&PLAIN);
                     outgoing.add(&[whole], &mut [])
                 }
-                false => outgoing.add(&[&PLAIN, bytes_of(&piece(content.clone()))], &mut []),
+                false => outgoing.add(&[&PLAIN, bytes_of(&piece(content))], &mut []),
             }
         };
-        Some(Part { token: added.ok()?, content, is_first })
-    }
-
-    /// Takes back what the device has sent.
-    fn reclaim(&mut self) -> Result<(), Lost> {
-        let Self { device, buffer, flights, .. } = self;
-        while let Some(token) = device.outgoing.peek_used() {
-            let flight = flights.iter_mut().find(|flight| !flight.parts.is_empty()).ok_or(Lost)?;
-            let part = flight.parts.remove(0);
-            let piece = |start: usize| buffer.piece(flight.asked.units, start, part.content.end - start);
-            // SAFETY: what it was given; a token that is another one's is refused.
-            let popped = unsafe {
-                match part.is_first {
-                    true => device.outgoing.pop_used(part.token, &[bytes_of(&piece(part.content.start - PACKET_HEAD))], &mut []),
-                    false => device.outgoing.pop_used(part.token, &[&PLAIN, bytes_of(&piece(part.content.start))], &mut []),
-                }
-            };
-            if token != part.token || popped.is_err() {
-                return Err(Lost);
-            }
-        }
+        flight.outgoing.push(added?);
         Ok(())
     }
 
-    /// Takes packets that have come for the oldest message. Returns whether all of its answer is there.
+    /// Takes back what the device has sent of the oldest message. Returns whether that is all.
+    fn reclaim(&mut self) -> Result<bool, Lost> {
+        let Self { device, buffer, flights, .. } = self;
+        let Some(flight) = flights.front_mut() else { return Ok(true) };
+        while let Some((token, is_first)) = flight.outgoing.next() {
+            let Some(sent) = device.outgoing.peek_used() else { return Ok(false) };
+            let content = flight.asked.sent().nth(usize::from(flight.outgoing.done)).ok_or(Lost)?;
+            let piece = |bytes| piece(buffer, &flight.asked, bytes);
+            // SAFETY: what it was given; a token that is another one's is refused.
+            let popped = unsafe {
+                let outgoing = &mut device.outgoing;
+                match is_first {
+                    true => {
+                        outgoing.pop_used(token, &[bytes_of(&piece(content.start - PACKET_HEAD..content.end))], &mut [])
+                    }
+                    false => outgoing.pop_used(token, &[&PLAIN, bytes_of(&piece(content))], &mut []),
+                }
+            };
+            if sent != token || popped.is_err() {
+                return Err(Lost);
+            }
+            flight.outgoing.done += 1;
+        }
+        Ok(true)
+    }
+
+    /// Takes packets that have come for the oldest message. Returns whether its answer is complete.
     fn collect(&mut self) -> Result<bool, Lost> {
         let Self { device, buffer, flights, .. } = self;
         let Some(flight) = flights.front_mut() else { return Ok(false) };
-        for (at, place) in flight.places.iter_mut().enumerate().filter(|(_, place)| place.filled.is_none()) {
-            let Some(token) = device.incoming.peek_used() else { return Ok(false) };
-            let piece = |bytes: &Range<usize>| buffer.piece(flight.asked.units, bytes.start, bytes.len());
+        while let Some((token, is_first)) = flight.incoming.next() {
+            let Some(came) = device.incoming.peek_used() else { return Ok(false) };
+            let (head, content) = flight.place(is_first);
+            let room = content.len();
+            let piece = |bytes| piece(buffer, &flight.asked, bytes);
             // SAFETY: what it was given; a token that is another one's is refused.
             let popped = unsafe {
-                match at {
-                    0 => {
-                        let whole = place.head.start..place.content.end;
-                        device.incoming.pop_used(place.token, &[], &mut [bytes_of(&piece(&whole))])
-                    }
-                    _ => {
-                        let parts = &mut [bytes_of(&piece(&place.head)), bytes_of(&piece(&place.content))];
-                        device.incoming.pop_used(place.token, &[], parts)
-                    }
+                let incoming = &mut device.incoming;
+                match is_first {
+                    true => incoming.pop_used(token, &[], &mut [bytes_of(&piece(head.start..content.end))]),
+                    false => incoming.pop_used(token, &[], &mut [bytes_of(&piece(head)), bytes_of(&piece(content))]),
                 }
             };
-            let length = popped.ok().filter(|_| token == place.token).ok_or(Lost)?;
-            let length = (length as usize).checked_sub(PACKET_HEAD).filter(|length| *length <= place.content.len());
-            place.filled = Some(length.ok_or(Lost)?);
+            let length = popped.ok().filter(|_| came == token).ok_or(Lost)?;
+            let length = (length as usize).checked_sub(PACKET_HEAD).filter(|length| *length <= room);
+            flight.lengths[usize::from(flight.incoming.done)] = length.ok_or(Lost)?;
+            flight.incoming.done += 1;
         }
-        // What has been answered was sent. If the device says otherwise, it may still read the message.
-        Ok(flight.parts.is_empty())
+        Ok(true)
     }
 
     /// Returns the length of the oldest answer, if it has come.
     fn look(&mut self) -> Result<Option<usize>, Lost> {
-        self.reclaim()?;
-        if !self.collect()? {
+        // What has been answered was sent. If the device says otherwise, it may still read the message.
+        if !self.collect()? || !self.reclaim()? {
             return Ok(None);
         }
         let Some(flight) = self.flights.front() else { return Ok(None) };
-        let packets = flight.places.iter().map(|place| {
-            let head = self.bytes(&flight.asked, &place.head).first_chunk().copied().unwrap_or_default();
-            (head, place.filled.unwrap_or_default())
-        });
-        let packets: ArrayVec<_, 2> = packets.collect();
-        let (message, answer) = (flight.asked.message(), flight.asked.answer());
-        let (message, answer) = (self.bytes(&flight.asked, &message), self.bytes(&flight.asked, &answer));
-        flight.asked.answered(message, answer, &packets).map(Some)
+        let asked = &flight.asked;
+        let is_one = |at: usize| self.bytes(asked, flight.place(at == 0).0)[BUFFERS_AT..] == 1_u16.to_le_bytes();
+        let packets = &flight.lengths[..usize::from(flight.incoming.count)];
+        // What is longer than its place goes on in the next one.
+        if !(0..packets.len()).all(is_one) {
+            return Err(Lost);
+        }
+        asked.answered(self.bytes(asked, asked.message()), self.bytes(asked, asked.answer()), packets).map(Some)
     }
+}
+
+/// Returns bytes of units.
+fn piece(buffer: &Buffer, asked: &Asked, bytes: Range<usize>) -> Piece {
+    buffer.piece(asked.units, bytes.start, bytes.len())
 }
 
 impl HostDevice for GuestShare {
@@ -231,22 +243,24 @@ impl HostDevice for GuestShare {
         if self.is_lost {
             return Err(NotBegun::Failed);
         }
-        // Those of messages in flight always suffice; whose answers have come may still have some.
         let free = self.device.incoming.available_desc().min(self.device.outgoing.available_desc());
         if free < MOST_DESCRIPTORS || self.flights.len() >= MOST_FLYING {
             return Err(NotBegun::Busy);
         }
-        let (first, second) = asked.filled(self.bytes(asked, &asked.message()));
-        let (mut places, mut parts) = (ArrayVec::new(), ArrayVec::new());
-        for (at, content) in [Some(first), second].into_iter().flatten().enumerate() {
-            places.push(self.offer(asked, content, at == 0).ok_or(NotBegun::Failed)?);
-        }
-        for (at, content) in asked.sent().enumerate() {
-            parts.push(self.send(asked, content, at == 0).ok_or(NotBegun::Failed)?);
-        }
         self.tokens = self.tokens.wrapping_add(1);
         let token = Token(self.tokens);
-        self.flights.push_back(Flight { token, asked: *asked, places, parts });
+        let (incoming, outgoing) = (Packets::default(), Packets::default());
+        let mut flight = Flight { token, asked: *asked, incoming, outgoing, lengths: [0; 2] };
+        let is_double = has_two_packets(self.bytes(asked, asked.message()));
+        // There are descriptors for all: nothing of this fails.
+        self.offer(&mut flight, true).map_err(|_| NotBegun::Failed)?;
+        if is_double {
+            self.offer(&mut flight, false).map_err(|_| NotBegun::Failed)?;
+        }
+        for (at, content) in asked.sent().enumerate() {
+            self.send(&mut flight, content, at == 0).map_err(|_| NotBegun::Failed)?;
+        }
+        self.flights.push_back(flight);
         let ShareDevice { transport, incoming, outgoing } = &mut self.device;
         if incoming.should_notify() {
             transport.notify(RECEIVE as u16);
@@ -261,6 +275,7 @@ impl HostDevice for GuestShare {
         if !self.is_lost {
             // The interrupt was noticed before this looks; what was taken before is told to the device first.
             fence(Ordering::SeqCst);
+            self.device.incoming.peek_used()?;
             match self.look() {
                 Ok(length) => {
                     let length = length?;
