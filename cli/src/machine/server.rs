@@ -156,3 +156,85 @@ fn calls() -> Vec<libc::c_long> {
     ];
     [&link[..], &files, &process].concat()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::ErrorKind;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, ExitStatus};
+
+    /// Names the directory to a child that confines itself, and the attempt that it makes.
+    const DIR: &str = "GNOMON_TEST_SANDBOX";
+    const ATTEMPT: &str = "GNOMON_TEST_ATTEMPT";
+
+    /// Opens a file that is none of the share's.
+    fn is_denied(path: impl AsRef<Path>) {
+        let path = path.as_ref();
+        let error = fs::read(path).expect_err(&path.display().to_string());
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{}: {error}", path.display());
+    }
+
+    /// What a server could do whose client has taken it over.
+    fn attempt(dir: &Path, name: &str) {
+        let args = ServerArgs { parent: 0, readonly: name == "readonly", no_sandbox: false, dir: dir.join("share") };
+        let root = open(&args.dir).expect("the share");
+        let home = std::env::var_os("HOME").map_or_else(|| "/root".into(), std::path::PathBuf::from);
+        args.confine(&root).expect("a sandbox");
+        let in_share = |name: &str| format!("/proc/self/fd/{}/{name}", std::os::fd::AsRawFd::as_raw_fd(&root));
+        let is_written = fs::write(in_share("new"), "x");
+        match name {
+            "files" => {
+                is_written.expect("the share's own file");
+                for path in [&dir.join("secret"), Path::new("/etc/passwd"), Path::new("/proc/self/environ")] {
+                    is_denied(path);
+                }
+                let error = fs::write(home.join(".gnomon-test"), "x").expect_err("the user's home");
+                assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound), "{error}");
+                is_denied(in_share("../secret"));
+                is_denied(in_share("link"));
+                let into = rustix::fs::openat(&root, "..", OFlags::PATH, Mode::empty()).expect("a place, and no more");
+                let made = rustix::fs::mkdirat(&into, "made", Mode::RWXU);
+                assert_eq!(made, Err(rustix::io::Errno::ACCESS));
+                let moved = rustix::fs::renameat(&into, "secret", &root, "got");
+                assert!(moved.is_err_and(|why| [rustix::io::Errno::ACCESS, rustix::io::Errno::XDEV].contains(&why)));
+            }
+            "readonly" => {
+                assert_eq!(is_written.expect_err("it is only read").kind(), ErrorKind::PermissionDenied);
+                assert_eq!(rustix::fs::mkdirat(&root, "d", Mode::RWXU), Err(rustix::io::Errno::ACCESS));
+            }
+            "socket" => drop(std::net::UdpSocket::bind("127.0.0.1:0")),
+            "program" => drop(Command::new("/bin/true").status()),
+            "list" => drop(rustix::process::chdir("/")),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn a_server_opens_nothing_else() {
+        if let (Some(dir), Ok(name)) = (std::env::var_os(DIR), std::env::var(ATTEMPT)) {
+            return attempt(Path::new(&dir), &name);
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("share")).expect("made");
+        fs::write(dir.path().join("secret"), "secret").expect("written");
+        std::os::unix::fs::symlink("../secret", dir.path().join("share/link")).expect("made");
+        let status = |name: &str| -> ExitStatus {
+            let mut child = Command::new(std::env::current_exe().expect("this program"));
+            child.args(["--exact", "machine::server::tests::a_server_opens_nothing_else"]);
+            let output = child.env(DIR, dir.path()).env(ATTEMPT, name).output().expect("it runs");
+            // What a test prints is written at its end, when this thread has ended.
+            if output.status.signal().is_none() && !output.status.success() {
+                panic!("{name}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            }
+            output.status
+        };
+        assert!(status("files").success() && status("readonly").success());
+        for name in ["socket", "program", "list"] {
+            assert_eq!(status(name).signal(), Some(libc::SIGSYS), "{name}");
+        }
+        assert_eq!(fs::read(dir.path().join("secret")).expect("it is there"), b"secret");
+        assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 2);
+    }
+}
