@@ -148,12 +148,18 @@ fn a_server_ends_with_what_it_is_for() {
     assert!(Command::new(GNOMON).args(["share-server", "--parent=1", "/"]).status().is_ok_and(|done| !done.success()));
 }
 
-/// In each VM: whether the share that is lost is the first one's, and what goes on.
+/// In each VM: directories to a depth of 67,000 bytes, links, files that are replaced and removed while they are open; then
+/// the first one's share is lost, and the other's goes on.
 const COMMANDS: &str = r#"
 n=$(printf %250s | tr " " n)
-cd /mnt/kept && for i in $(seq 270); do mkdir $n && cd -P $n 2> /dev/null || exit 1; done
-echo deep > f && [ "$(cat f)" = deep ] && [ "$(stat -c %s f)" = 5 ] || exit 2
-[ "$(ls ../..)" = $n ] || exit 3
+for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do q=$q/$n; done
+p=/mnt/kept
+for i in $(seq 18); do
+    mkdir -p $p$q /tmp/$i && mount --bind $p$q /tmp/$i || exit 1
+    p=/tmp/$i
+done
+echo deep > $p/f && [ "$(cat $p/f)" = deep ] && [ "$(stat -c %s $p/f)" = 5 ] && mkdir $p/d && mv $p/f $p/d || exit 2
+[ "$(ls $p)" = d ] && [ "$(cat $p/d/f)" = deep ] || exit 3
 cd /mnt/kept && ln -s /outside l && ln -s ../../secret m && cat l m 2> /dev/null && exit 4
 exec 3<> g 4> h && echo one >&3 && mv h g && : > g && [ "$(cat /proc/self/fd/3)" = one ] && rm g && echo two >&3 || exit 5
 exec 5< /mnt/lost/file && echo "$(hostname)" > up
