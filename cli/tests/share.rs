@@ -126,7 +126,9 @@ fn a_server_ends_with_what_it_is_for() {
     let dir = tempfile::tempdir().unwrap();
     // Packets that are no messages: Gnomon sends none.
     let long = [&70_000_u32.to_le_bytes()[..], &vec![0; 65_532]].concat();
-    for (packets, code) in [(vec![&b"x"[..]], 1), (vec![&[11, 0, 0, 0, 120, 0, 0]], 1), (vec![&long, &[0; 9]], 1), (vec![], 0)] {
+    for (packets, code) in
+        [(vec![&b"x"[..]], 1), (vec![&[11, 0, 0, 0, 120, 0, 0]], 1), (vec![&long, &[0; 9]], 1), (vec![], 0)]
+    {
         let server = Server::start(dir.path(), None);
         packets.iter().for_each(|packet| server.send(packet));
         let (status, said) = server.end();

@@ -22,7 +22,7 @@ const LEAST: ABI = ABI::V2;
 /// The newest version whose rights are known here. An older kernel has the rights that it knows.
 const NEWEST: ABI = ABI::V7;
 
-/// What a process keeps when it confines itself.
+/// The abilities that a process keeps when it confines itself.
 #[derive(Debug)]
 pub struct Sandbox {
     /// Directories and files, with all beneath them.
@@ -40,7 +40,7 @@ pub struct Sandbox {
 pub enum Reach {
     /// Files are read, directories are listed.
     Read,
-    /// They are also made, written, renamed and removed; devices are not made.
+    /// Files are also made, written, renamed and removed; devices are not made.
     Write,
 }
 

@@ -19,7 +19,7 @@ const OTHER_DESCRIPTORS: u64 = 16;
 /// The memory that a server may have of its own, in bytes: file numbers, attributes and messages.
 const MEMORY: u64 = 64 << 20;
 
-/// What a server is to serve.
+/// The command line of a server.
 #[derive(Debug, clap::Args)]
 pub struct ServerArgs {
     /// The process that has started it, and without which it ends.
@@ -160,6 +160,7 @@ fn calls() -> Vec<libc::c_long> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use seccompiler::{SeccompAction, SeccompFilter};
     use std::fs;
     use std::io::ErrorKind;
     use std::os::unix::process::ExitStatusExt;
@@ -176,10 +177,28 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{}: {error}", path.display());
     }
 
-    /// What a server could do whose client has taken it over.
+    /// Makes the kernel one without Landlock.
+    fn hide_landlock() {
+        let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
+        let (other, call) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
+        let arch = std::env::consts::ARCH.try_into().expect("a known processor");
+        let filter: seccompiler::BpfProgram =
+            SeccompFilter::new(rules, other, call, arch).and_then(TryInto::try_into).expect("a filter");
+        seccompiler::apply_filter(&filter).expect("it is in force");
+    }
+
+    /// Does what a server could do whose client has taken it over.
     fn attempt(dir: &Path, name: &str) {
         let args = ServerArgs { parent: 0, readonly: name == "readonly", no_sandbox: false, dir: dir.join("share") };
         let root = open(&args.dir).expect("the share");
+        if name == "old kernel" {
+            hide_landlock();
+            let why = args.confine(&root).expect_err("there is no sandbox").to_string();
+            assert!(why.starts_with("this kernel lacks Landlock"), "{why}");
+            let most = ServerArgs { no_sandbox: true, ..args }.confine(&root).expect("limits");
+            assert!(most > 100 && fs::read("/etc/passwd").is_ok());
+            return;
+        }
         let home = std::env::var_os("HOME").map_or_else(|| "/root".into(), std::path::PathBuf::from);
         args.confine(&root).expect("a sandbox");
         let in_share = |name: &str| format!("/proc/self/fd/{}/{name}", std::os::fd::AsRawFd::as_raw_fd(&root));
@@ -226,11 +245,15 @@ mod tests {
             let output = child.env(DIR, dir.path()).env(ATTEMPT, name).output().expect("it runs");
             // What a test prints is written at its end, when this thread has ended.
             if output.status.signal().is_none() && !output.status.success() {
-                panic!("{name}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+                panic!(
+                    "{name}: {}{}",
+                    String::from_utf8_lossy(&output.stdout),
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
             output.status
         };
-        assert!(status("files").success() && status("readonly").success());
+        assert!(["files", "readonly", "old kernel"].into_iter().all(|name| status(name).success()));
         for name in ["socket", "program", "list"] {
             assert_eq!(status(name).signal(), Some(libc::SIGSYS), "{name}");
         }

@@ -25,7 +25,7 @@ const MOST_SAID: u64 = 4096;
 pub struct LostShare {
     /// Its number.
     pub number: usize,
-    /// How the server ended.
+    /// The signal, the status, or the last words of the server.
     pub reason: String,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Fid {
 /// The purpose of a file number.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// It names a file.
+    /// The number names a file.
     Named,
     /// The file is open.
     Open,
@@ -34,7 +34,7 @@ pub(crate) enum State {
     NewAttribute {
         /// Its name.
         name: Vec<u8>,
-        /// So much of the value as has come.
+        /// The part of the value that has come.
         value: Vec<u8>,
         /// The length of the value.
         length: usize,

@@ -1,4 +1,4 @@
-//! What Linux promises of files, by a share.
+//! The promises of Linux about files, kept by a share.
 
 mod client;
 

@@ -160,7 +160,8 @@ fn file_numbers_and_attributes_are_bounded() {
     // A number that is in use is no other one's.
     assert_eq!((c.walk(ROOT, 5, &[]), c.attach(5)), (Err(EBADF), Err(EBADF)));
     // Attributes that are being written: 4 MiB together.
-    let begun = (1..200).take_while(|fid| c.ask(kind::XATTRCREATE, with(*fid).text(b"user.a").u64(64 << 10).u32(0)).is_ok());
+    let begun =
+        (1..200).take_while(|fid| c.ask(kind::XATTRCREATE, with(*fid).text(b"user.a").u64(64 << 10).u32(0)).is_ok());
     assert_eq!(begun.count(), 64);
     assert!(c.ask(kind::XATTRCREATE, with(150).text(b"user.a").u64((64 << 10) + 1).u32(0)).is_err());
     // A new session has all of it again.
