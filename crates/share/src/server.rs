@@ -436,7 +436,7 @@ impl Server {
         answer.put_u32(found.f_type as u32);
         answer.put_u32(found.f_bsize as u32);
         let blocks = [found.f_blocks, found.f_bfree, found.f_bavail, found.f_files, found.f_ffree];
-        blocks.into_iter().for_each(|value| answer.put_u64(value as u64));
+        blocks.into_iter().for_each(|value| answer.put_u64(value));
         answer.put_u64(id);
         answer.put_u32(found.f_namelen as u32);
         Ok(())
