@@ -2,11 +2,13 @@
 //! behind. The guests are a few instructions each, so that nothing is fetched.
 
 mod says;
+mod servers;
 
 use rexpect::session::spawn_command;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use says::says;
+use servers::{has_gone, servers_of};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -93,13 +95,40 @@ fn signals_end_a_run_and_leave_nothing() {
 #[test]
 fn a_run_that_is_killed_leaves_nothing_either() {
     let scratch = Scratch::new("hello\n");
-    let (child, mut output) = start(&mut scratch.run(&[]), "hello");
+    let share = scratch.dir.path().to_str().expect("text");
+    let (child, mut output) = start(&mut scratch.run(&["--share", share, "--share", "/:ro"]), "hello");
+    let servers = servers_of(child.id());
+    assert_eq!(servers.len(), 2);
     send(&child, Signal::KILL);
     let (status, _) = end_of(child);
+    assert!(servers.into_iter().all(has_gone), "a share's server");
     assert_eq!(status.code(), None, "{status}");
     // QEMU holds the other end until it has gone, too.
     let _ = output.read_to_string(&mut String::new());
     assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+}
+
+#[test]
+fn a_share_whose_server_ends_is_reported_and_the_run_goes_on() {
+    let scratch = Scratch::new("hello\n");
+    let share = scratch.dir.path().to_str().expect("text");
+    let (mut child, _output) = start(&mut scratch.run(&["--share", share, "--no-sandbox"]), "hello");
+    let [server] = servers_of(child.id())[..] else { panic!("one server") };
+    kill_process(server, Signal::KILL).expect("it lives");
+    let mut lines = BufReader::new(child.stderr.take().expect("its errors")).lines().map(|line| line.expect("text"));
+    let warnings = [
+        format!("gnomon: WARNING: --no-sandbox: the servers of the shares ({share}) may open all that you may"),
+        "gnomon: warning: VM talker: the server of its share".into(),
+        "gnomon: remedy: save the guest's work".into(),
+    ];
+    for warning in warnings {
+        assert!(lines.by_ref().any(|line| line.contains(&warning)), "{warning}");
+    }
+    assert!(child.try_wait().expect("its status").is_none(), "it goes on");
+    send(&child, Signal::TERM);
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(rest.last().map(String::as_str), Some("gnomon: ended by SIGTERM"), "{rest:?}");
+    assert_eq!(child.wait().expect("its status").code(), Some(128 + 15));
 }
 
 const PANIC: &str = "[    0.000000] Kernel panic - not syncing: no init\n";

@@ -8,6 +8,7 @@ mod exits;
 mod fake;
 mod files;
 mod rings;
+mod share;
 mod snapshots;
 mod turns;
 mod walks;
@@ -18,7 +19,7 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 13] = [
+const TARGETS: [(&str, Target); 14] = [
     ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
@@ -27,6 +28,7 @@ const TARGETS: [(&str, Target); 13] = [
     ("requests", control::requests),
     ("restore", snapshots::restore),
     ("rings", rings::rings_of),
+    ("share", share::share),
     ("snapshot", snapshots::snapshot),
     ("tree", files::tree),
     ("turns", turns::turns),

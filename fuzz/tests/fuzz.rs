@@ -70,6 +70,7 @@ targets! {
     requests: "requests",
     restore: "restore",
     rings: "rings",
+    share: "share",
     snapshot: "snapshot",
     tree: "tree",
     turns: "turns",

@@ -100,5 +100,5 @@ fn a_vm_without_its_share_does_not_start() {
     g.offer.shares = hypervisor::backend::shares::Shares::default();
     g.vms.wish(config("vm", 1), &g.offer);
     start_due(&g, &mut hart);
-    assert!(printed().contains("could not be started: the machine has no 9P device with the tag gnomon-share-5"));
+    assert!(printed().contains("could not be started: the machine has no device for share 5 (`src`)"));
 }

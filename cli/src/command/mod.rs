@@ -43,6 +43,9 @@ enum Action {
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
+    /// Serves a share, for the run that has started it.
+    #[command(hide = true)]
+    ShareServer(crate::machine::server::ServerArgs),
     /// Says what a command line needs to be installed, for the script that installs it.
     #[command(hide = true)]
     Needs {
@@ -73,6 +76,7 @@ impl Action {
             | Self::Console(_)
             | Self::Port(_)
             | Self::Gdb(_)
+            | Self::ShareServer(_)
             | Self::Needs { .. } => Vec::new(),
         }
     }
@@ -105,6 +109,7 @@ pub fn main() -> ExitCode {
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
+        Action::ShareServer(args) => Ok(args.run()),
         Action::Needs { words } => {
             needs(words).into_iter().for_each(|need| println!("{}", need.name()));
             Ok(0)

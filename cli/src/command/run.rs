@@ -152,6 +152,9 @@ pub struct RunArgs {
     /// Wait for gdb on this port of the host before the machine starts (see docs/debugging.md) [default: 1234]
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
     gdb: Option<NonZeroU16>,
+    /// Go on without the sandbox of processes that serve guests (see docs/disks-and-networks.md)
+    #[arg(long)]
+    no_sandbox: bool,
     /// A further argument for QEMU; can be given more than once
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
@@ -247,7 +250,14 @@ impl RunArgs {
             Some(Switch::Off) => Reach::None,
             _ => Reach::As(self.called.clone()),
         };
-        let show = ShowSpec { is_verbose: self.verbose, stats: self.stats.clone(), timeout, gdb: self.gdb, reach };
+        let show = ShowSpec {
+            is_verbose: self.verbose,
+            stats: self.stats.clone(),
+            timeout,
+            gdb: self.gdb,
+            reach,
+            is_unconfined: self.no_sandbox,
+        };
         let mut spec = self.into_spec()?;
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
@@ -262,6 +272,9 @@ impl RunArgs {
         tty::say(&prepared.versions.to_string());
         provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
         prepared.warnings.iter().for_each(|warning| tty::say(&format!("gnomon: warning: {warning}")));
+        if is_dry_run && !prepared.machine.shares.is_empty() {
+            tty::say("gnomon: warning: this command line lacks the shares' servers: QEMU ends without them");
+        }
         if is_dry_run {
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);

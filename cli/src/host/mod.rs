@@ -6,6 +6,7 @@ pub mod place;
 pub mod pool;
 pub mod processors;
 pub mod progress;
+pub mod sandbox;
 pub mod size;
 pub mod socket;
 pub mod table;

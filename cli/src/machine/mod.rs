@@ -8,6 +8,8 @@ pub mod net;
 pub mod port;
 pub mod process;
 pub mod qemu;
+pub mod server;
+pub mod servers;
 pub mod share;
 pub mod stream;
 pub mod swap;

@@ -4,8 +4,11 @@ use crate::host::processors;
 use crate::host::tty;
 use crate::machine::monitor::{Follower, Monitor};
 use crate::machine::qemu::{MachineSpec, QEMU};
+use crate::machine::servers::{ServerError, Servers};
+use crate::machine::share;
 use crate::machine::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
+use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
 use miette::Diagnostic;
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
@@ -23,9 +26,16 @@ const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// QEMU could not be started, or its pipes broke.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("cannot run {QEMU}: {0}")]
-#[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
-pub struct MachineError(#[from] std::io::Error);
+pub enum MachineError {
+    /// QEMU itself.
+    #[error("cannot run {QEMU}: {0}")]
+    #[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
+    Qemu(#[from] std::io::Error),
+    /// The server of a share.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Server(#[from] ServerError),
+}
 
 /// A running machine.
 #[derive(Debug)]
@@ -35,6 +45,8 @@ pub struct Machine {
     input: Input,
     stderr: Option<JoinHandle<String>>,
     _follower: Option<Follower>,
+    /// Ended after QEMU, which would report their end otherwise.
+    _servers: Servers,
 }
 
 /// The way to a machine's console. Can be cloned and used from any thread.
@@ -131,6 +143,7 @@ impl Machine {
     /// # Errors
     /// [`MachineError`].
     pub fn start(spec: &MachineSpec) -> Result<(Self, Stopper), MachineError> {
+        let (mut servers, sockets) = Servers::start(&spec.shares, spec.sandbox)?;
         let mut command = if Path::new(SETPRIV).exists() {
             let mut command = Command::new(SETPRIV);
             command.args(["--pdeathsig", "KILL", "--", QEMU]);
@@ -148,8 +161,15 @@ impl Machine {
         });
         command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mappings = sockets.into_iter().enumerate();
+        let mappings = mappings.map(|(number, parent_fd)| FdMapping { parent_fd, child_fd: share::descriptor(number) });
+        command
+            .fd_mappings(mappings.collect())
+            .map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
         let mut child = command.spawn()?;
-        let gone = || MachineError(std::io::Error::from(ErrorKind::BrokenPipe));
+        // QEMU's ends of the sockets are QEMU's alone.
+        drop(command);
+        let gone = || MachineError::Qemu(std::io::Error::from(ErrorKind::BrokenPipe));
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
         let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
@@ -157,10 +177,13 @@ impl Machine {
         let stopper = Stopper(sender.clone());
         let reporter = sender.clone();
         let report = move |error| reporter.send(Event::Piece(Piece::FileError(error))).is_ok();
+        let reporter = sender.clone();
+        // If nothing runs any more, there is nothing to be told.
+        servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::LostShare(lost))));
         let follower = monitor.map(|monitor| monitor.follow(report));
         std::thread::spawn(move || read_console(stdout, &sender));
         let stderr = Some(std::thread::spawn(move || read_all(stderr)));
-        Ok((Self { child, events, input, stderr, _follower: follower }, stopper))
+        Ok((Self { child, events, input, stderr, _follower: follower, _servers: servers }, stopper))
     }
 
     /// The way to its console.

@@ -63,6 +63,8 @@ pub struct MachineSpec {
     pub disks: Vec<Disk>,
     /// The VMs' shares, by number.
     pub shares: Vec<Share>,
+    /// Set if the servers of shares confine themselves.
+    pub sandbox: bool,
     /// Set if there is a source of random bytes for VMs.
     pub rng: bool,
     /// The network that VMs are on, if any is.
@@ -170,7 +172,7 @@ impl MachineSpec {
         args.extend(self.meter.iter().flat_map(|meter| meter.args(self.memory)));
         args.extend(self.swap.iter().flat_map(|path| swap::args(path)));
         args.extend(self.disks.iter().enumerate().flat_map(|(number, disk)| disk::args(number, disk)));
-        args.extend(self.shares.iter().enumerate().flat_map(|(number, share)| share::args(number, share)));
+        args.extend((0..self.shares.len()).flat_map(share::args));
         if self.rng {
             args.extend(ENTROPY_ARGS.map(OsString::from));
         }
@@ -224,6 +226,7 @@ mod tests {
             swap: None,
             disks: vec![],
             shares: vec![],
+            sandbox: true,
             rng: false,
             net: None,
             control: None,

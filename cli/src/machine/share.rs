@@ -1,6 +1,6 @@
 //! Folders of the host that VMs reach.
 
-use crate::host::words::{is_name_char, option_value};
+use crate::host::words::is_name_char;
 use abi::bundle::{MAX_SHARE_TAG, MAX_SHARES};
 use miette::Diagnostic;
 use serde::Deserialize;
@@ -90,7 +90,7 @@ pub enum ShareError {
     #[error("cannot share {0}: it is not a directory")]
     #[diagnostic(help("share the directory that it is in, or copy it into the guest by --add"))]
     NoDirectory(PathBuf),
-    /// QEMU cannot be told its name.
+    /// Reports and messages cannot have its name.
     #[error("cannot share {0}: its name is not UTF-8")]
     #[diagnostic(help("give it another name, or share it by one: a mount point, or its parent"))]
     NotText(PathBuf),
@@ -183,18 +183,21 @@ pub fn provide<'a>(vms: impl Iterator<Item = (&'a str, &'a [ShareSpec])>) -> Res
     Ok(all)
 }
 
-/// QEMU's arguments for share number `number`.
-///
-/// The guest's files appear on the host as they are (`security_model=none`): links are links, modes are modes, and the user of QEMU owns
-/// all of them, with no further rights. With owners in extended attributes (`mapped-xattr`) links and modes would mean nothing on the host. Files of several file systems under the directory keep apart (`remap`).
-pub(crate) fn args(number: usize, share: &Share) -> [OsString; 4] {
-    let readonly = if share.readonly { ",readonly=on" } else { "" };
-    let tag = abi::share_tag(number as u32);
-    let mut fsdev =
-        OsString::from(format!("local,id=share{number},security_model=none,multidevs=remap{readonly},path="));
-    fsdev.push(option_value(&share.dir));
-    let device = format!("virtio-9p-device,fsdev=share{number},mount_tag={tag}");
-    ["-fsdev".into(), fsdev, "-device".into(), device.into()]
+/// The descriptor of QEMU's end of the socket of share 0; those of others follow.
+const FIRST_DESCRIPTOR: i32 = 10;
+
+/// The descriptor by which QEMU has its end of the socket of share number `number`.
+pub(crate) fn descriptor(number: usize) -> i32 {
+    FIRST_DESCRIPTOR + number as i32
+}
+
+/// QEMU's arguments for share number `number`: a network device whose packets go to the share's server, and that Gnomon
+/// finds by its address ([`abi::share`]).
+pub(crate) fn args(number: usize) -> [OsString; 4] {
+    let (descriptor, address) = (descriptor(number), abi::share::address(number as u16));
+    let netdev = format!("dgram,id=share{number},local.type=fd,local.str={descriptor}");
+    let device = format!("virtio-net-device,netdev=share{number},mac={address}");
+    ["-netdev".into(), netdev.into(), "-device".into(), device.into()]
 }
 
 #[cfg(test)]
@@ -283,9 +286,7 @@ mod tests {
 
     #[test]
     fn qemu_is_told_of_it() {
-        let share = |readonly| Share { dir: "/a,b".into(), readonly, name: "b".into() };
-        let whole = "-fsdev local,id=share2,security_model=none,multidevs=remap,path=/a,,b -device virtio-9p-device,fsdev=share2,mount_tag=gnomon-share-2";
-        assert_eq!(args(2, &share(false)).join(OsStr::new(" ")), whole);
-        assert!(args(2, &share(true))[1].to_string_lossy().contains(",readonly=on,"));
+        let whole = "-netdev dgram,id=share2,local.type=fd,local.str=12 -device virtio-net-device,netdev=share2,mac=02:67:73:68:00:02";
+        assert_eq!(args(2).join(OsStr::new(" ")), whole);
     }
 }

@@ -3,6 +3,7 @@
 pub mod console;
 mod file_errors;
 mod input;
+mod lost;
 mod prepare;
 mod report;
 mod show;
@@ -63,6 +64,8 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
 /// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
     let mut spec = prepared.machine.clone();
+    spec.sandbox = !show.is_unconfined;
+    lost::unconfined(&spec).iter().for_each(|line| tty::say(line));
     let _bridge = reach(prepared, &mut spec, &show.reach)?;
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
@@ -99,6 +102,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         if let Piece::FileError(error) = piece {
             file_errors::lines(prepared, error).iter().for_each(|line| view.say(line));
+        }
+        if let Piece::LostShare(share) = piece {
+            lost::lines(prepared, share).iter().for_each(|line| view.say(line));
         }
         view.piece(piece)
     })?;

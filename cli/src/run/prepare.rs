@@ -61,6 +61,8 @@ pub struct Prepared {
     pub warnings: Vec<String>,
     /// The VM of each disk, by the disk's number.
     pub disk_owners: Vec<String>,
+    /// The VM of each share, by the share's number.
+    pub share_owners: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
     /// Keep other runs from the machine's files.
@@ -214,6 +216,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         swap,
         disks,
         shares,
+        sandbox: true,
         rng: has_rng,
         net,
         control: None,
@@ -223,6 +226,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         machine,
         after: vms.iter().map(|vm| vm.after).collect(),
         disk_owners: vms.iter().flat_map(|vm| vm.disks.iter().map(|_| vm.name.clone())).collect(),
+        share_owners: vms.iter().flat_map(|vm| vm.shares.iter().map(|_| vm.name.clone())).collect(),
         ports: vms.iter().map(|vm| vm.ports.clone()).collect(),
         vms: vms.into_iter().map(|vm| vm.name).collect(),
         console: spec.console,

@@ -69,6 +69,8 @@ pub struct ShowSpec {
     pub gdb: Option<NonZeroU16>,
     /// The reachability by other commands.
     pub reach: Reach,
+    /// Set if the processes that serve guests do not confine themselves.
+    pub is_unconfined: bool,
 }
 
 /// The reachability of a run by other commands.

@@ -55,6 +55,7 @@ impl BareSpec {
             swap,
             disks: Vec::new(),
             shares: Vec::new(),
+            sandbox: true,
             rng: false,
             net,
             control: None,
@@ -81,7 +82,7 @@ pub fn run(
             on_text(bytes)
         }
         // The bare machine writes no records: a line that looks like one is a guest's, and not text.
-        Piece::Record(_) | Piece::FileError(_) => Next::Continue,
+        Piece::Record(_) | Piece::FileError(_) | Piece::LostShare(_) => Next::Continue,
     })?;
     Ok((console, outcome))
 }

@@ -165,6 +165,7 @@ impl KvmHost {
             swap: None,
             disks: guest.disk.iter().cloned().collect(),
             shares: Vec::new(),
+            sandbox: true,
             rng: false,
             net: guest.net.clone(),
             control: None,

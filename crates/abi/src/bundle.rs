@@ -139,7 +139,7 @@ impl VmConfig {
 /// A folder of the host that a VM reaches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ShareConfig {
-    /// Which of the machine's devices it is ([`crate::share_tag`]). No other share is the same.
+    /// Which of the machine's devices it is ([`crate::share::address`]). No other share is the same.
     pub number: u32,
     /// The tag by which the guest mounts it: 1 to [`MAX_SHARE_TAG`] bytes.
     pub tag: String,

@@ -1,6 +1,6 @@
 //! Formats that cross a boundary: the bundle of VM images that the command line hands to the hypervisor, the records
 //! that the hypervisor prints for programs to read, the messages of the control channel, snapshots of VMs, the page
-//! that a kernel may share with it, and the reports of test guests.
+//! that a kernel may share with it, the packets of shares, and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod mac;
 pub mod record;
 pub mod report;
 pub mod root_cache;
+pub mod share;
 pub mod snapshot;
 pub mod tunable;
 
@@ -42,32 +43,9 @@ fn number_in(name: &str, prefix: &str, name_of: fn(u32) -> String) -> Option<u32
     (name_of(number) == name).then_some(number)
 }
 
-/// The tags of the machine's devices by which guests reach folders of the host begin with this.
-const SHARE_TAG: &str = "gnomon-share-";
-
-/// The tag of the machine's device that the share of that number is: [`bundle::ShareConfig::number`].
-#[must_use]
-pub fn share_tag(number: u32) -> String {
-    format!("{SHARE_TAG}{number}")
-}
-
-/// The number of the share that has this tag, if it is one.
-#[must_use]
-pub fn share_of_tag(tag: &str) -> Option<u32> {
-    number_in(tag, SHARE_TAG, share_tag)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tags_name_shares() {
-        assert_eq!(share_of_tag(&share_tag(7)), Some(7));
-        for other in ["gnomon-share-", "gnomon-share-07", "gnomon-disk-7", "home"] {
-            assert_eq!(share_of_tag(other), None, "{other}");
-        }
-    }
 
     #[test]
     fn serials_name_disks() {

@@ -92,9 +92,8 @@ fn lacking(g: &Gnomon, config: &VmConfig) -> Option<String> {
     let disk = config.disks.iter().find(|number| g.offer.disks.get(**number).is_none());
     let disk = disk.map(|number| abi::disk_serial(*number));
     let share = config.shares.iter().find(|share| g.offer.shares.get(share.number).is_none());
-    let share = share.map(|share| abi::share_tag(share.number));
     let disk = disk.map(|serial| format!("the machine has no block device with the serial {serial}"));
-    let share = share.map(|tag| format!("the machine has no 9P device with the tag {tag}"));
+    let share = share.map(|share| format!("the machine has no device for share {} (`{}`)", share.number, share.tag));
     let entropy = (config.rng && g.offer.entropy.is_none()).then(|| "the machine has no entropy device".into());
     disk.or(share).or(entropy)
 }

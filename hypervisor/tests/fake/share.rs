@@ -1,7 +1,7 @@
 //! A share of the host's, which answers when it is told to: each message with one of the next type and the same tag.
 
 use hypervisor::backend::port::HostDevice;
-use hypervisor::backend::shares::{Asked, NotBegun, Token, UNIT_BYTES, UNITS, Units};
+use hypervisor::backend::shares::{Asked, Lost, NotBegun, Token, UNIT_BYTES, UNITS, Units};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -47,7 +47,7 @@ impl FakeShare {
 
 impl HostDevice for FakeShare {
     type Asked = Asked;
-    type Outcome = usize;
+    type Outcome = Result<usize, Lost>;
 
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         &mut self.buffer[units.first * UNIT_BYTES..][..units.bytes()]
@@ -59,12 +59,13 @@ impl HostDevice for FakeShare {
         server.begun.push((token, *asked));
         Ok(token)
     }
-    fn finished(&mut self) -> Option<(Token, usize)> {
+    fn finished(&mut self) -> Option<(Token, Result<usize, Lost>)> {
         let (token, asked) = self.server.lock().unwrap().done.pop()?;
         let units = &mut self.buffer[asked.units.first * UNIT_BYTES..][..asked.units.bytes()];
-        let (kind, tag) = (units[4], [units[5], units[6]]);
-        units[asked.answer_at()..][..7].copy_from_slice(&[7, 0, 0, 0, kind + 1, tag[0], tag[1]]);
-        Some((token, 7))
+        let message = &units[asked.message()];
+        let (kind, tag) = (message[4], [message[5], message[6]]);
+        units[asked.answer()][..7].copy_from_slice(&[7, 0, 0, 0, kind + 1, tag[0], tag[1]]);
+        Some((token, Ok(7)))
     }
     fn acknowledge(&mut self) {}
 }

@@ -52,8 +52,8 @@ impl HostDevices {
 
     /// Opens what is no block device.
     fn take_other(&mut self, slot: &VirtioSlot) {
-        if let Some((device, tag)) = ShareDevice::open(slot) {
-            self.shares.extend(abi::share_of_tag(&tag).map(|number| (number, device, slot.source)));
+        if let Some((device, number)) = ShareDevice::open(slot) {
+            self.shares.push((number, device, slot.source));
         } else if let Some(device) = NetDevice::open(slot).filter(|_| self.net.is_none()) {
             self.net = Some((device, slot.source));
         } else if let Some(device) = EntropyDevice::open(slot).filter(|_| self.entropy.is_none()) {

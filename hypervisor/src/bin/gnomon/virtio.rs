@@ -72,6 +72,15 @@ impl Opened {
         Some(Self { transport, features })
     }
 
+    /// Returns the first six bytes of its configuration: the Ethernet address of a network device.
+    pub fn address(&self) -> Option<[u8; 6]> {
+        let mut address = [0; 6];
+        for (at, byte) in address.iter_mut().enumerate() {
+            *byte = self.transport.read_config_space(at).ok()?;
+        }
+        Some(address)
+    }
+
     /// Sets a queue up. It is large, and stacks are small.
     #[inline(never)]
     pub fn queue<const SIZE: usize>(&mut self, at: u16) -> Option<Box<VirtQueue<HeapHal, SIZE>>> {

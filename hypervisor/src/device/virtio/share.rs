@@ -1,12 +1,12 @@
-//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to one of the host's
+//! A folder of the host's (chapter 5.9): a device that passes messages of the protocol 9P to the share's server
 //! ([`crate::backend::shares`]).
 //!
 //! A request is a chain with a message to be read, and room for the answer. The message is copied, looked through where
 //! the guest reaches it no more (`message`), and given to the host's device. The answer is copied back when that
-//! interrupts. No vCPU waits: many are in flight, answers come in any order, and guest memory that is paged out is
+//! interrupts. If the server ends, all messages are answered with I/O errors. No vCPU waits: many are in flight, answers come in any order, and guest memory that is paged out is
 //! asked for again a moment later.
 //!
-//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the host's device's to know: it
+//! Gnomon knows nothing of files. Which are open, and what the guest calls them, is the server's to know: it
 //! forgets all when the next session begins, which each driver does first. Only their number is counted, by the
 //! answers: a guest that has none open can go on with another device of the host's.
 
@@ -18,7 +18,7 @@ use super::queues::Queues;
 use super::transport::Mmio;
 use super::wire::share::MOUNT_TAG;
 use crate::backend::User;
-use crate::backend::shares::{Asked, MOST_MESSAGE, NotBegun, Port, Units};
+use crate::backend::shares::{Asked, Lost, MOST_MESSAGE, NotBegun, Port, Units};
 use crate::device::interface::Device;
 use crate::device::interface::{Outside, Unsaved, Wild};
 use crate::device::offer::Offer;
@@ -137,9 +137,12 @@ impl Share {
         outside: &mut dyn Outside,
         budget: &mut Budget,
     ) -> Result<(), Stop> {
-        if let Some((at, bytes)) = port.landed() {
+        if let Some((at, answer)) = port.landed() {
             budget.pay(STEP)?;
-            return self.land(at, bytes, port, outside, budget);
+            return match answer {
+                Ok(bytes) => self.land(at, bytes, port, outside, budget),
+                Err(Lost) => self.lose(at, port, outside),
+            };
         }
         if let Some((at, written)) = self.over.front().copied() {
             budget.pay(STEP)?;
@@ -171,7 +174,7 @@ impl Share {
                 return self.give_up(at, &asked, Answer::error(head.tag, Errno::BadAddress), port, outside);
             }
             let room = self.work(at).chain.room(true).min(asked.room as u64) as usize;
-            let message = &mut port.buffer(asked.units)[..asked.message];
+            let message = &mut port.buffer(asked.units)[asked.message()];
             if let Verdict::Answer(answer) = head.examine(message, room) {
                 return self.give_up(at, &asked, answer, port, outside);
             }
@@ -229,7 +232,7 @@ impl Share {
         budget: &mut Budget,
     ) -> Result<bool, Stop> {
         let work = self.work(at);
-        let message = &mut port.buffer(asked.units)[..asked.message];
+        let message = &mut port.buffer(asked.units)[asked.message()];
         work.chain.copy((false, 0), (message, &mut work.copied), outside, budget)
     }
 
@@ -261,7 +264,16 @@ impl Share {
         self.over.push_back((at, written));
     }
 
-    /// Copies an answer of the host's device to the guest, or what is left of it: so many bytes, it says.
+    /// Answers a message whose server has ended with an I/O error.
+    fn lose(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside) -> Result<(), Stop> {
+        let Some((head, asked)) = self.work(at).open else { unreachable!("what has landed was begun") };
+        self.answer(at, Answer::error(head.tag, Errno::Io), outside)?;
+        port.forget_landed();
+        port.give(asked.units);
+        Ok(())
+    }
+
+    /// Copies an answer of the host's device to the guest, or what is left of it: so many bytes.
     fn land(
         &mut self,
         at: usize,
@@ -272,7 +284,6 @@ impl Share {
     ) -> Result<(), Stop> {
         let work = self.work(at);
         let Some((head, asked)) = work.open else { unreachable!("what has landed was begun") };
-        let bytes = bytes.min(asked.room);
         let mut written = bytes;
         if bytes as u64 > work.chain.room(true) {
             // It was done, and the guest has no room to hear of it.
@@ -280,14 +291,14 @@ impl Share {
             written = if work.chain.tell(0, error.bytes(), outside)? { ERROR } else { 0 };
             self.counts.unfit += 1;
         } else {
-            let answer = &mut port.buffer(asked.units)[asked.answer_at()..][..bytes];
+            let answer = &mut port.buffer(asked.units)[asked.answer()][..bytes];
             if !work.chain.copy((true, 0), (answer, &mut work.copied), outside, budget)? {
                 written = 0;
                 self.counts.unfit += 1;
             }
         }
-        let (message, answer) = port.buffer(asked.units).split_at(asked.answer_at());
-        match head.change(&message[..asked.message], &answer[..bytes]) {
+        let units = port.buffer(asked.units);
+        match head.change(&units[asked.message()], &units[asked.answer()][..bytes]) {
             Change::Nothing => {}
             Change::More => self.files = self.files.saturating_add(1),
             Change::Less => self.files = self.files.saturating_sub(1),

@@ -1,9 +1,8 @@
 //! Messages of 9P2000.L, as far as a device has to know them.
 //!
-//! The host's device takes a message that it cannot read for a broken driver, and then does nothing more for any VM. So
-//! each message is checked before it comes there: every field that its type has is in it. The meaning of the fields is
-//! the host's affair, with two exceptions: the lengths of answers, since Gnomon has the room for them, and the numbers
-//! of files, whose count the host does not bound.
+//! Each message is checked before it goes to the server: every field that its type has is in it. The meaning of the fields
+//! is the server's affair, with two exceptions: the lengths of answers, since Gnomon has the room for them, and the
+//! numbers of files, which Gnomon counts.
 
 use crate::backend::shares::MOST_MESSAGE;
 
@@ -20,7 +19,7 @@ const COUNT_AT: usize = HEAD + 12;
 pub(super) const READ_HEAD: usize = HEAD + 4;
 /// Numbers of files are below this. Linux takes the least one that is free.
 pub(super) const MOST_FILES: u32 = 1 << 16;
-/// The longest extended attribute that can be set: the host's device keeps it in its own memory.
+/// The longest extended attribute that can be set: the server keeps it in its memory.
 const MOST_ATTRIBUTE: u64 = 4096;
 
 /// The reason why a message fails: Linux's numbers of errors, which are the protocol's.

@@ -419,12 +419,23 @@ fn an_answer_that_is_too_long_is_told_as_such() {
     rig.model.lock().answer(0, message(23, 4, &text(&"x".repeat(100))));
     rig.moment();
     assert_eq!((rig.come_back(), rig.bytes(Rig::at(0).1, 11).to_vec()), (vec![(0, 11)], error(4, 90)));
-    // A host's device that says that it has written more than there is room for.
-    rig.message(0, &clunk(4), 64 << 10, &[]);
+}
+
+#[test]
+fn when_the_server_has_ended_all_messages_are_answered_with_errors() {
+    let mut rig = Rig::new();
+    (0..MOST_PLACES).for_each(|place| rig.message(place, &clunk(place as u16), 64, &[]));
     rig.notify();
-    rig.model.lock().lie(0, usize::MAX);
+    rig.model.lock().answer(0, reply(&clunk(0)));
+    rig.model.lock().end();
     rig.moment();
-    assert_eq!((rig.come_back(), rig.free_units()), (vec![(0, SMALL)], UNITS));
+    let expected: Vec<_> = (0..MOST_PLACES).map(|place| (place, if place == 0 { 7 } else { 11 })).collect();
+    assert_eq!((rig.come_back(), rig.free_units()), (expected, UNITS));
+    (1..MOST_PLACES).for_each(|place| assert_eq!(rig.bytes(Rig::at(place).1, 11), error(place as u16, 5)));
+    // It stays so, also after a reset.
+    rig.start();
+    assert_eq!(rig.ask(&clunk(1), 64), error(1, 5));
+    assert_eq!(rig.free_units(), UNITS);
 }
 
 #[test]

@@ -25,8 +25,8 @@ pub(super) const MOST_PLACES: usize = 40;
 pub(super) struct Model {
     /// The requests that it has begun, each with the message as it was then.
     pub(super) begun: Vec<(Token, Asked, Vec<u8>)>,
-    /// The requests that it reports as answered next, and the length that it claims for each answer.
-    done: VecDeque<(Token, Asked, Vec<u8>, usize)>,
+    /// The requests that it reports as answered next, or as lost.
+    done: VecDeque<(Token, Asked, Option<Vec<u8>>)>,
     tokens: u16,
     /// Set if it refuses all.
     pub(super) is_broken: bool,
@@ -44,14 +44,13 @@ impl Model {
     /// Answers one of the messages that it has begun.
     pub(super) fn answer(&mut self, at: usize, answer: Vec<u8>) {
         let (token, asked, _) = self.begun.remove(at);
-        let said = answer.len();
-        self.done.push_back((token, asked, answer, said));
+        self.done.push_back((token, asked, Some(answer)));
     }
 
-    /// Answers a message with a false length of the answer.
-    pub(super) fn lie(&mut self, at: usize, said: usize) {
-        let (token, asked, _) = self.begun.remove(at);
-        self.done.push_back((token, asked, Vec::new(), said));
+    /// Ends: nothing is answered any more, and nothing is begun.
+    pub(super) fn end(&mut self) {
+        self.is_broken = true;
+        self.done.extend(self.begun.drain(..).map(|(token, asked, _)| (token, asked, None)));
     }
 }
 
@@ -62,13 +61,13 @@ struct ModelShare {
 
 impl ModelShare {
     fn message(&self, asked: &Asked) -> Vec<u8> {
-        self.buffer[asked.units.first * UNIT_BYTES..][..asked.message].to_vec()
+        self.buffer[asked.units.first * UNIT_BYTES..][asked.message()].to_vec()
     }
 }
 
 impl HostDevice for ModelShare {
     type Asked = Asked;
-    type Outcome = usize;
+    type Outcome = Result<usize, Lost>;
 
     fn buffer(&mut self, units: Units) -> &mut [u8] {
         assert!(!self.model.lock().is_flying(units), "{units:?} are the device's");
@@ -90,12 +89,13 @@ impl HostDevice for ModelShare {
         model.begun.push((token, *asked, message));
         Ok(token)
     }
-    fn finished(&mut self) -> Option<(Token, usize)> {
-        let (token, asked, answer, said) = self.model.lock().done.pop_front()?;
+    fn finished(&mut self) -> Option<(Token, Result<usize, Lost>)> {
+        let (token, asked, answer) = self.model.lock().done.pop_front()?;
+        let Some(answer) = answer else { return Some((token, Err(Lost))) };
         assert!(answer.len() <= asked.room, "{} bytes answered, with room for {}", answer.len(), asked.room);
-        let start = asked.units.first * UNIT_BYTES + asked.answer_at();
+        let start = asked.units.first * UNIT_BYTES + asked.answer().start;
         self.buffer[start..start + answer.len()].copy_from_slice(&answer);
-        Some((token, said))
+        Some((token, Ok(answer.len())))
     }
     fn acknowledge(&mut self) {}
 }

@@ -1,0 +1,140 @@
+//! A process that confines itself before it reads what a guest has written.
+//!
+//! - Landlock: it opens files only beneath the named places.
+//! - seccomp: it makes no other system calls than those of a list. Another one ends it.
+//! - Limits: of descriptors and of memory. No core file.
+//! - No new privileges by programs that it might start, and no debugger of the same user.
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+use miette::Diagnostic;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+/// The oldest version that will do: with it, files may be moved from one directory to another.
+const LEAST: ABI = ABI::V2;
+/// The newest version whose rights are known here. An older kernel has the rights that it knows.
+const NEWEST: ABI = ABI::V7;
+
+/// The abilities that a process keeps when it confines itself.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// Directories and files, with all beneath them.
+    pub places: Vec<(OwnedFd, Reach)>,
+    /// The numbers of its system calls. Memory that can be executed is never among what `mmap` and `mprotect` give.
+    pub calls: Vec<libc::c_long>,
+    /// Most descriptors; fewer if the user may have fewer.
+    pub descriptors: u64,
+    /// Most bytes of memory of its own.
+    pub memory: u64,
+}
+
+/// The use of a place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// Files are read, directories are listed.
+    Read,
+    /// Files are also made, written, renamed and removed; devices are not made.
+    Write,
+}
+
+/// The reason why a process cannot confine itself.
+#[derive(Debug, thiserror::Error, Diagnostic)]
+pub enum SandboxError {
+    /// The kernel has no Landlock, or too old a one.
+    #[error("this kernel lacks Landlock, or has one that is older than Linux 5.19's: {0}")]
+    #[diagnostic(help(
+        "use a kernel of Linux 5.19 or newer with Landlock (CONFIG_SECURITY_LANDLOCK, and `landlock` in the kernel parameter `lsm=`), or \
+         go on without: --no-sandbox"
+    ))]
+    NoLandlock(String),
+    /// A part of it has failed.
+    #[error("a process cannot confine itself: {what}: {why}")]
+    #[diagnostic(help("see that no other sandbox around Gnomon forbids this, or go on without: --no-sandbox"))]
+    Failed {
+        /// The part.
+        what: &'static str,
+        /// The reason.
+        why: String,
+    },
+}
+
+/// Checks that the kernel has Landlock.
+///
+/// # Errors
+/// [`SandboxError::NoLandlock`].
+pub fn check() -> Result<(), SandboxError> {
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let created = ruleset.handle_access(AccessFs::from_all(LEAST)).and_then(Ruleset::create);
+    created.map(drop).map_err(|why| SandboxError::NoLandlock(why.to_string()))
+}
+
+/// Sets the limits alone, which need no kernel of any age. Returns the descriptors that there may be.
+///
+/// # Errors
+/// [`SandboxError::Failed`].
+pub fn limit(descriptors: u64, memory: u64) -> Result<u64, SandboxError> {
+    let set = |resource, what, most: u64| {
+        let most = getrlimit(resource).maximum.map_or(most, |hard| hard.min(most));
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        setrlimit(resource, limit).map(|()| most).map_err(|why| SandboxError::Failed { what, why: why.to_string() })
+    };
+    set(Resource::Core, "the size of core files", 0)?;
+    set(Resource::Data, "its memory", memory)?;
+    set(Resource::Nofile, "its descriptors", descriptors)
+}
+
+impl Sandbox {
+    /// Confines the calling process, which has one thread, for ever. Returns the descriptors that there may be.
+    ///
+    /// # Errors
+    /// [`SandboxError`].
+    pub fn enter(self) -> Result<u64, SandboxError> {
+        check()?;
+        let failed = |what| move |why: &dyn std::fmt::Display| SandboxError::Failed { what, why: why.to_string() };
+        let descriptors = limit(self.descriptors, self.memory)?;
+        set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|why| failed("debuggers")(&why))?;
+        let status = restrict(self.places).map_err(|why| failed("Landlock")(&why))?;
+        if status.ruleset == RulesetStatus::NotEnforced || !status.no_new_privs {
+            return Err(failed("Landlock")(&"it is not in force"));
+        }
+        let filter = filter(&self.calls).map_err(|why| failed("seccomp")(&why))?;
+        seccompiler::apply_filter(&filter).map_err(|why| failed("seccomp")(&why))?;
+        Ok(descriptors)
+    }
+}
+
+fn restrict(places: Vec<(OwnedFd, Reach)>) -> Result<RestrictionStatus, RulesetError> {
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(AccessFs::from_all(LEAST))?
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?;
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let denied = AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+    let write = AccessFs::from_all(NEWEST) & !denied;
+    let rules = places.into_iter().map(|(place, reach)| {
+        let access = if reach == Reach::Write { write } else { read };
+        Ok::<_, RulesetError>(PathBeneath::new(place, access))
+    });
+    ruleset.create()?.add_rules(rules)?.restrict_self()
+}
+
+fn filter(calls: &[libc::c_long]) -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = calls.iter().map(|call| (*call, Vec::new())).collect();
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        let not_executed =
+            SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0)?;
+        rules.insert(call, vec![SeccompRule::new(vec![not_executed])?]);
+    }
+    let arch = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, arch)?.try_into()
+}
