@@ -3,7 +3,9 @@
 use crate::host::processors;
 use crate::host::tty;
 use crate::machine::monitor::{Follower, Monitor};
+use crate::machine::passt::UplinkError;
 use crate::machine::qemu::{MachineSpec, QEMU};
+use crate::machine::relay::Relay;
 use crate::machine::stream::{Piece, RecordFilter};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use miette::Diagnostic;
@@ -21,11 +23,28 @@ const GRACE: Duration = Duration::from_secs(5);
 /// always has; without it, QEMU outlives a killed `gnomon`.
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// QEMU could not be started, or its pipes broke.
+/// A command that starts a program, which ends with this process.
+pub(crate) fn end_with_parent(program: &str) -> Command {
+    if !Path::new(SETPRIV).exists() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
+}
+
+/// The reason why a machine cannot be run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
-#[error("cannot run {QEMU}: {0}")]
-#[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
-pub struct MachineError(#[from] std::io::Error);
+pub enum MachineError {
+    /// QEMU could not be started, or its pipes broke.
+    #[error("cannot run {QEMU}: {0}")]
+    #[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
+    Qemu(#[from] std::io::Error),
+    /// A VM could not be connected with the world.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Uplink(#[from] UplinkError),
+}
 
 /// A running machine.
 #[derive(Debug)]
@@ -35,6 +54,7 @@ pub struct Machine {
     input: Input,
     stderr: Option<JoinHandle<String>>,
     _follower: Option<Follower>,
+    _relay: Option<Relay>,
 }
 
 /// The way to a machine's console. Can be cloned and used from any thread.
@@ -131,13 +151,7 @@ impl Machine {
     /// # Errors
     /// [`MachineError`].
     pub fn start(spec: &MachineSpec) -> Result<(Self, Stopper), MachineError> {
-        let mut command = if Path::new(SETPRIV).exists() {
-            let mut command = Command::new(SETPRIV);
-            command.args(["--pdeathsig", "KILL", "--", QEMU]);
-            command
-        } else {
-            Command::new(QEMU)
-        };
+        let mut command = end_with_parent(QEMU);
         // Without files there are no errors of files.
         let has_files = spec.swap.is_some() || !spec.disks.is_empty();
         let monitor = has_files.then(Monitor::listen).transpose().unwrap_or_else(|why| {
@@ -146,21 +160,26 @@ impl Machine {
             ));
             None
         });
+        let (sender, events) = channel();
+        let reporter = sender.clone();
+        // If nobody looks at events any more, the machine is about to end.
+        let report = move |end| _ = reporter.send(Event::Piece(Piece::UplinkEnd(end)));
+        let relay = spec.net.as_ref().map(|net| Relay::start(net, report)).transpose()?;
         command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
+        command.args(relay.iter().flat_map(Relay::args));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        let gone = || MachineError(std::io::Error::from(ErrorKind::BrokenPipe));
+        let gone = || MachineError::Qemu(std::io::Error::from(ErrorKind::BrokenPipe));
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
         let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
-        let (sender, events) = channel();
         let stopper = Stopper(sender.clone());
         let reporter = sender.clone();
         let report = move |error| reporter.send(Event::Piece(Piece::FileError(error))).is_ok();
         let follower = monitor.map(|monitor| monitor.follow(report));
         std::thread::spawn(move || read_console(stdout, &sender));
         let stderr = Some(std::thread::spawn(move || read_all(stderr)));
-        Ok((Self { child, events, input, stderr, _follower: follower }, stopper))
+        Ok((Self { child, events, input, stderr, _follower: follower, _relay: relay }, stopper))
     }
 
     /// The way to its console.

@@ -1,6 +1,7 @@
 //! Takes Gnomon's console output apart: records for programs, text for people.
 
 use crate::machine::monitor::FileError;
+use crate::machine::relay::UplinkEnd;
 use abi::record::{MARK, Record};
 
 /// A record longer than this is none.
@@ -15,6 +16,8 @@ pub enum Piece {
     Record(Record),
     /// Not of the console: an error of one of the host's files.
     FileError(FileError),
+    /// Not of the console: the end of a VM's network.
+    UplinkEnd(UplinkEnd),
 }
 
 /// Separates records from text. Output may come in pieces of any size.
@@ -124,7 +127,7 @@ mod tests {
             match piece {
                 Piece::Text(bytes) => text.extend(bytes),
                 Piece::Record(record) => records.push(record),
-                Piece::FileError(_) => unreachable!("it is not of the console"),
+                Piece::FileError(_) | Piece::UplinkEnd(_) => unreachable!("it is not of the console"),
             }
         }
         (String::from_utf8(text).expect("text"), records)

@@ -15,6 +15,7 @@ use crate::host::tty;
 use crate::host::words::quoted_path;
 use crate::machine::process::{Machine, MachineError};
 use crate::machine::qemu::{Boot, MachineSpec};
+use crate::machine::relay::UplinkEnd;
 use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
@@ -99,6 +100,10 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         if let Piece::FileError(error) = piece {
             file_errors::lines(prepared, error).iter().for_each(|line| view.say(line));
+        }
+        if let Piece::UplinkEnd(UplinkEnd { vm, why }) = piece {
+            view.say(&format!("gnomon: warning: VM {vm} has no network to the world any more: {why}"));
+            view.say(&format!("gnomon: remedy: VM {vm} still reaches other VMs; for the world, end the run and start it again"));
         }
         view.piece(piece)
     })?;

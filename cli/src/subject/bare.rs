@@ -81,7 +81,7 @@ pub fn run(
             on_text(bytes)
         }
         // The bare machine writes no records: a line that looks like one is a guest's, and not text.
-        Piece::Record(_) | Piece::FileError(_) => Next::Continue,
+        Piece::Record(_) | Piece::FileError(_) | Piece::UplinkEnd(_) => Next::Continue,
     })?;
     Ok((console, outcome))
 }

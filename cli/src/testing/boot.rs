@@ -379,7 +379,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
                 }
                 return Next::Continue;
             }
-            Piece::Record(_) | Piece::FileError(_) => return Next::Continue,
+            Piece::Record(_) | Piece::FileError(_) | Piece::UplinkEnd(_) => return Next::Continue,
         };
         transcript.console.extend_from_slice(bytes);
         for answer in dialog.push(bytes) {

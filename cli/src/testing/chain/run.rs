@@ -104,7 +104,7 @@ fn together(chain: &[&Case], programs: &Programs) -> miette::Result<Vec<Transcri
                     return Next::Until(Instant::now() + next.timeout());
                 }
             }
-            Piece::Record(_) | Piece::FileError(_) => {}
+            Piece::Record(_) | Piece::FileError(_) | Piece::UplinkEnd(_) => {}
         }
         Next::Continue
     })?;
