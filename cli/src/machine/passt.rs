@@ -172,6 +172,12 @@ impl Passt {
         (status.and_then(|status| status.code()), in_words(status, &messages))
     }
 
+    /// Returns the number of its process.
+    #[cfg(test)]
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Ends it, and returns the reason of its end in words: for one that has closed its socket.
     #[must_use]
     pub fn reason(mut self) -> String {
@@ -194,7 +200,8 @@ fn in_words(status: Option<ExitStatus>, messages: &str) -> String {
         _ => format!("{PASST} has ended"),
     };
     match messages.lines().rev().find(|line| !line.trim().is_empty()) {
-        Some(line) if status.is_none_or(|status| !status.success()) => format!("{what}: {}", line.trim()),
+        // One that was killed has not said why.
+        Some(line) if status.and_then(|status| status.code()).is_some_and(|code| code != 0) => format!("{what}: {}", line.trim()),
         _ => what,
     }
 }

@@ -13,6 +13,7 @@
 
 mod frames;
 mod lane;
+mod udp;
 
 use crate::host::socket::PrivateSocket;
 use crate::host::words::option_value;
@@ -29,6 +30,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use udp::Ports;
 
 /// Most bytes of a VM's frames that wait for its passt.
 const MOST_OUT: usize = 256 << 10;
@@ -59,6 +61,7 @@ struct Way {
     uplink: Uplink,
     /// The process and the socket to it. `None` if it has ended.
     passt: Option<(Passt, Lane)>,
+    ports: Ports,
     /// Frames for the VM that wait for the machine.
     queue: VecDeque<Vec<u8>>,
     queued_bytes: usize,
@@ -70,17 +73,9 @@ impl Relay {
     /// # Errors
     /// [`UplinkError`].
     pub fn start(network: &Network, report: impl Fn(UplinkEnd) + Send + 'static) -> Result<Self, UplinkError> {
+        let ways = ways(network)?;
         let first = network.uplinks.first().map(|uplink| uplink.vm.clone()).unwrap_or_default();
-        let failed = |why| UplinkError::Io { vm: first.clone(), why };
-        // All start at once.
-        let passts: Vec<_> = network.uplinks.iter().map(Passt::start).collect::<Result<_, _>>()?;
-        let mut ways = Vec::new();
-        for (uplink, (mut passt, socket)) in network.uplinks.iter().zip(passts) {
-            passt.await_answer(uplink, &socket)?;
-            let lane = Lane::new(socket).map_err(failed)?;
-            let (uplink, passt) = (uplink.clone(), Some((passt, lane)));
-            ways.push(Way { uplink, passt, queue: VecDeque::new(), queued_bytes: 0 });
-        }
+        let failed = |why| UplinkError::Io { vm: first, why };
         let socket = PrivateSocket::listen().map_err(failed)?;
         let path = option_value(socket.path());
         let is_over = Arc::new(AtomicBool::new(false));
@@ -124,7 +119,10 @@ impl Way {
                 if let Some((_, lane)) = &mut self.passt
                     && lane.waiting() + size(frame) <= MOST_OUT
                 {
-                    lane.push(frame);
+                    let mut frame = frame.to_vec();
+                    if self.ports.translate_outgoing(&mut frame) {
+                        lane.push(&frame);
+                    }
                 }
             }
             Verdict::Answer(answer) if self.passt.is_some() && self.queued_bytes < MOST_IN => self.enqueue(answer),
@@ -168,6 +166,7 @@ impl Way {
                 Err(why) => break Err(why),
             }
         };
+        taken.retain_mut(|frame| self.ports.translate_incoming(frame));
         taken.into_iter().for_each(|frame| self.enqueue(frame));
         if all.is_err() {
             return self.end(|_| "passt has sent what is no frame".into());
@@ -185,6 +184,19 @@ impl Way {
             None => Ok(()),
         }
     }
+}
+
+/// Starts the passts, all at once, and waits until each of them answers.
+fn ways(network: &Network) -> Result<Vec<Way>, UplinkError> {
+    let passts: Vec<_> = network.uplinks.iter().map(Passt::start).collect::<Result<_, _>>()?;
+    let mut ways = Vec::new();
+    for (uplink, (mut passt, socket)) in network.uplinks.iter().zip(passts) {
+        passt.await_answer(uplink, &socket)?;
+        let lane = Lane::new(socket).map_err(|why| UplinkError::Io { vm: uplink.vm.clone(), why })?;
+        let (uplink, passt, ports) = (uplink.clone(), Some((passt, lane)), Ports::default());
+        ways.push(Way { uplink, passt, ports, queue: VecDeque::new(), queued_bytes: 0 });
+    }
+    Ok(ways)
 }
 
 /// Relays until the machine has ended.

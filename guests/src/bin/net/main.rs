@@ -1,5 +1,5 @@
 //! The network card: what it says it is, a frame that goes to the world and its answer, and whatever else stands in the rings. With
-//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds.
+//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds; with `attack MS` to the host.
 #![no_std]
 #![no_main]
 
@@ -16,9 +16,11 @@ guests::entry_point!(main);
 
 fn main() {
     let mut words = board().bootargs.split_whitespace();
-    if words.next() == Some("flood") {
-        let duration = words.next().and_then(|word| word.parse().ok()).unwrap_or(1000);
-        return run("net/flood", || flood(duration));
+    let (what, duration) = (words.next(), words.next().and_then(|word| word.parse().ok()).unwrap_or(1000));
+    match what {
+        Some("flood") => return run("net/flood", || flood(duration)),
+        Some("attack") => return run("net/attack", || with(|driver| attack(driver, duration))),
+        _ => {}
     }
     run("net/identity", identity);
     run("net/features", features);
@@ -210,6 +212,38 @@ fn reset_meanwhile(driver: &mut Driver) -> Check {
             }
         }
     }
+    Ok(())
+}
+
+/// Datagrams to the gateway from all ports, and fragments of datagrams (RFC 791) whose first never comes.
+fn attack(driver: &mut Driver, duration: u64) -> Check {
+    let end = metal::time() + board().ticks(duration);
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&[0x52, 0x55, 10, 0, 2, 2]);
+    frame[6..12].copy_from_slice(&mac());
+    // Behind the type: the header of IP, with the source 10.0.2.200, and of UDP, to the port of the discard service, without a checksum.
+    frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+    frame[26..34].copy_from_slice(&[10, 0, 2, 200, 10, 0, 2, 2]);
+    frame[36..40].copy_from_slice(&[0, 9, 0, 26]);
+    let mut count = 0_u32;
+    while metal::time() < end {
+        for place in 0..SIZE {
+            count += 1;
+            let offset = if count % 61 == 0 { 1 + count as u16 % 0x1fff } else { 0 };
+            frame[20..22].copy_from_slice(&offset.to_be_bytes());
+            frame[24..26].copy_from_slice(&[0; 2]);
+            let words = frame[14..34].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+            let sum = words.sum::<u32>() % 0xffff;
+            frame[24..26].copy_from_slice(&(!sum as u16).to_be_bytes());
+            frame[34..36].copy_from_slice(&(count as u16).to_be_bytes());
+            driver.put(place, &frame);
+            driver.offer(TRANSMIT, place as u16);
+        }
+        Driver::notify(TRANSMIT);
+        driver.wait(TRANSMIT)?;
+    }
+    line(format_args!("guest: attack by {count} frames"));
+    ensure!(count > 66_000, "only {count} frames");
     Ok(())
 }
 
