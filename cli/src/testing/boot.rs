@@ -367,8 +367,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     let (machine, _) = Machine::start(spec)?;
     let (input, vms) = (machine.input(), case.vms());
     let mut dialog = Dialog::new(&test.dialog);
-    let own = vms[..test.vms].iter().map(String::as_str);
-    let mut demux = case.has_commands().then(|| ExecDemux::new(own));
+    let mut demux = case.has_commands().then(|| ExecDemux::new(vms.iter().map(String::as_str)));
     let mut watch = PanicWatch::new(vms.iter().map(|vm| (vm.as_str(), None)));
     // Those beside, as long as they run.
     let mut running = vms[test.vms..].to_vec();
@@ -412,7 +411,9 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
             _ => next,
         }
     })?;
-    transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).map(|(vm, status)| (vm.into(), status)).collect();
+    // Those beside have no commands.
+    let is_own = |(vm, _): &(&str, _)| vms[..test.vms].iter().any(|own| own == vm);
+    transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).filter(is_own).map(|(vm, status)| (vm.into(), status)).collect();
     transcript.unanswered = dialog.waits_for().map(str::to_owned);
     transcript.spent = Spent { wall: started.elapsed(), cpu: outcome.cpu, machines: 1 };
     transcript.outcome = outcome;
