@@ -230,7 +230,27 @@ fn args(uplink: &Uplink) -> Vec<String> {
     args.extend(["--udp-ports".into(), "none".into()]);
     let ports = uplink.forwards.iter().map(|forward| format!("{}/{}:{}", forward.at, forward.host, forward.guest));
     args.extend(ports.flat_map(|port| ["--tcp-ports".into(), port]));
+    let routes = ["/proc/net/route", "/proc/net/ipv6_route"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    args.extend(interface(&routes[0], &routes[1]).into_iter().flatten().map(Into::into));
     args
+}
+
+/// Returns the option without which Debian 12's passt has no IPv4 on a host without an IPv4 default route, for that host's routes as the
+/// kernel lists them. VMs reach the host's loopback then, and if there is no IPv6 default route either, all that the host has routes for.
+fn interface(ipv4: &str, ipv6: &str) -> Option<[&'static str; 2]> {
+    let has_ipv4 = ipv4.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|fields| {
+        // INTERFACE DESTINATION ... MASK ...
+        matches!(fields[..], [_, "00000000", _, _, _, _, _, "00000000", ..])
+    });
+    let has_ipv6 = ipv6.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).any(|fields| {
+        // DESTINATION PREFIX ... INTERFACE; unreachable ones are the loopback's.
+        fields.get(1) == Some(&"00") && fields.last().is_some_and(|interface| *interface != "lo")
+    });
+    match (has_ipv4, has_ipv6) {
+        (true, _) => None,
+        (false, true) => Some(["--outbound-if4", "lo"]),
+        (false, false) => Some(["--interface", "lo"]),
+    }
 }
 
 /// An IPv6 address in the VMs' network, for a VM without one: the router's announcement has its prefix, by which VMs choose their own.
@@ -253,4 +273,50 @@ fn question(uplink: &Uplink) -> Vec<u8> {
     bytes.extend(GATEWAY.octets());
     bytes.resize(LENGTH + 60, 0);
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passt_is_told_of_addresses_and_ports() {
+        let forwards = ["8080:80", "0.0.0.0:2222:22"].map(|text| text.parse().expect("a forward")).into();
+        let uplink = Uplink { vm: "a".into(), mac: None, address: Ipv4Addr::new(10, 0, 2, 16), forwards };
+        let line = args(&uplink).join(" ");
+        for part in [
+            "--foreground --stderr --quiet --fd 3 ",
+            " --mac-addr 52:55:0a:00:02:02 --address 10.0.2.16 --netmask 24 ",
+            " --address fec0::a00:210 ",
+            " --gateway 10.0.2.2 --gateway fe80::2 --dns-forward 10.0.2.3 --dns-forward fec0::3 --udp-ports none ",
+            " --tcp-ports 127.0.0.1/8080:80 --tcp-ports 0.0.0.0/2222:22",
+        ] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+    }
+
+    #[test]
+    fn hosts_without_a_default_route() {
+        let head = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n";
+        let local = format!("{head}eth0 000200C0 00000000 0001 0 0 0 00FFFFFF 0 0 0\n");
+        let whole = format!("{local}eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n");
+        let zero = "0".repeat(32);
+        let unreachable = format!("{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200 lo\n");
+        let with = format!("{zero} 00 {zero} 00 fd0000000000000000000000000001 00000400 1 0 00000003 eth0\n{unreachable}");
+        assert_eq!(interface(&whole, ""), None);
+        assert_eq!(interface(&local, &with), Some(["--outbound-if4", "lo"]));
+        assert_eq!(interface(&local, &unreachable), Some(["--interface", "lo"]));
+        assert_eq!(interface("", ""), Some(["--interface", "lo"]));
+    }
+
+    #[test]
+    fn a_passt_that_does_not_start_says_why() {
+        let status = |wait: i32| Some(ExitStatus::from_raw(wait));
+        assert_eq!(in_words(status(9), "x"), "passt was ended by signal 9");
+        let sandbox = "Started as root\nCouldn't create user namespace: No space left on device\n";
+        let why = in_words(status(1 << 8), sandbox);
+        assert_eq!(why, "passt has ended with status 1: Couldn't create user namespace: No space left on device");
+        assert!(remedy(&why).contains("user.max_user_namespaces"));
+        assert!(remedy("Failed to bind any port").contains("--forward"));
+    }
 }
