@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The processes of that name that a process has started, with their command lines.
+/// The processes of that name, or with that in their arguments, that a process has started, with their command lines.
 fn children(parent: u32, name: &str) -> Vec<(Pid, String)> {
     let read = |pid: i32, file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let pids = std::fs::read_dir("/proc").expect("processes").flatten();
@@ -23,7 +23,9 @@ fn children(parent: u32, name: &str) -> Vec<(Pid, String)> {
         let Some((front, rest)) = stat.rsplit_once(')') else { return false };
         let mut fields = rest.split_whitespace();
         let is_dead = fields.next() == Some("Z");
-        front.contains(name) && !is_dead && fields.next().is_some_and(|of| of == parent.to_string())
+        (front.contains(name) || read(*pid, "cmdline").contains(name))
+            && !is_dead
+            && fields.next().is_some_and(|of| of == parent.to_string())
     };
     let child = |pid: i32| Some((Pid::from_raw(pid)?, read(pid, "cmdline").replace('\0', " ")));
     pids.filter(is_child).filter_map(child).collect()
@@ -59,7 +61,7 @@ fn a_killed_network_is_one_vms_and_a_killed_run_leaves_none() {
         assert!(said.is_some(), "VM {name} is not the only one");
     }
     let id = run.id();
-    let passts = || children(id, "(passt");
+    let passts = || children(id, "--fd\03\0");
     let all = passts();
     assert_eq!(all.len(), 2, "{all:?}");
     // Each is confined: it has no privileges, sees no files, and may have so many sockets and no more.
@@ -97,11 +99,25 @@ fn a_system_without_user_namespaces_is_named() {
     // In a user namespace of its own, in which there may be no further ones.
     let forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let mut run = Command::new("unshare");
-    run.args(["--user", "--map-root-user", "sh", "-c", forbid, "sh", env!("CARGO_BIN_EXE_gnomon"), "run", "--timeout", "60"]);
+    run.args([
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        forbid,
+        "sh",
+        env!("CARGO_BIN_EXE_gnomon"),
+        "run",
+        "--timeout",
+        "60",
+    ]);
     run.env("GNOMON_CACHE", dir.path().join("cache")).arg(vm(dir.path(), "a")).stdin(Stdio::null());
     let output = run.output().expect("gnomon");
     let said = String::from_utf8(output.stderr).expect("text");
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("gnomon: error: the network of VM `a` did not start: passt has ended with status 1"), "{said}");
+    assert!(
+        said.contains("gnomon: error: the network of VM `a` did not start: passt has ended with status 1"),
+        "{said}"
+    );
     assert!(said.contains("user.max_user_namespaces"), "{said}");
 }

@@ -165,7 +165,10 @@ mod tests {
         for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
             assert_eq!(needs(line), Need::GUESTS, "{line}");
         }
-        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Passt, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]);
+        assert_eq!(
+            needs("test"),
+            [Need::Keys, Need::Qemu, Need::Passt, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]
+        );
         assert_eq!(
             needs("test --jobs 1 host/tests"),
             [Need::Keys, Need::Qemu, Need::Passt, Need::Browser, Need::Solver, Need::Debugger]

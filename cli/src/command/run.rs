@@ -264,7 +264,9 @@ impl RunArgs {
         prepared.warnings.iter().for_each(|warning| tty::say(&format!("gnomon: warning: {warning}")));
         if is_dry_run {
             if prepared.machine.net.is_some() {
-                tty::say("gnomon: the network card in this command line leads nowhere: only `gnomon run` connects it with the world");
+                tty::say(
+                    "gnomon: the network card in this command line leads nowhere: only `gnomon run` connects it with the world",
+                );
             }
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);

@@ -30,7 +30,8 @@ pub(crate) const LENGTH: usize = 4;
 /// space, passt's command line. A bound that is already lower stays.
 ///
 /// passt cannot be given its socket as standard input: newer versions close standard output and error then.
-const START: &str = "ulimit -n \"$1\" 2>/dev/null; ulimit -v \"$2\" 2>/dev/null; shift 2; exec nice -n 5 \"$@\" 3<&0 </dev/null";
+const START: &str =
+    "ulimit -n \"$1\" 2>/dev/null; ulimit -v \"$2\" 2>/dev/null; shift 2; exec nice -n 5 \"$@\" 3<&0 </dev/null";
 /// Most file descriptors of a passt. It has one for each TCP connection and each UDP port of the VM, and some 70 besides.
 const DESCRIPTORS: u32 = 4096;
 /// Most KiB of address space of a passt: Debian 13's has 200 MiB, and asks for no more while it runs.
@@ -136,7 +137,9 @@ impl Passt {
                     at += count;
                     rest = (at == LENGTH).then(|| u32::from_be_bytes(answer) as usize);
                 }
-                Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) && Instant::now() < end => {}
+                Err(why)
+                    if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) && Instant::now() < end => {
+                }
                 Err(why) if why.kind() == ErrorKind::WouldBlock => {
                     let why = format!("{PASST} has not answered for {} s", PATIENCE.as_secs());
                     return Err(UplinkError::Failed { vm: uplink.vm.clone(), why });
@@ -201,7 +204,9 @@ fn in_words(status: Option<ExitStatus>, messages: &str) -> String {
     };
     match messages.lines().rev().find(|line| !line.trim().is_empty()) {
         // One that was killed has not said why.
-        Some(line) if status.and_then(|status| status.code()).is_some_and(|code| code != 0) => format!("{what}: {}", line.trim()),
+        Some(line) if status.and_then(|status| status.code()).is_some_and(|code| code != 0) => {
+            format!("{what}: {}", line.trim())
+        }
         _ => what,
     }
 }
@@ -220,7 +225,8 @@ fn last_messages(mut from: impl Read) -> String {
 fn args(uplink: &Uplink) -> Vec<String> {
     let [gateway_v6, names_v6] = [GATEWAY_IPV6, NAMES_IPV6].map(|bytes| std::net::Ipv6Addr::from(bytes).to_string());
     // `--stderr` is for Debian 12's; newer ones write there anyway.
-    let mut args: Vec<String> = ["--foreground", "--stderr", "--quiet", "--fd", "3", "--mtu", "1500"].map(Into::into).into();
+    let mut args: Vec<String> =
+        ["--foreground", "--stderr", "--quiet", "--fd", "3", "--mtu", "1500"].map(Into::into).into();
     args.extend(["--mac-addr".into(), GATEWAY_MAC.to_string()]);
     args.extend(["--address".into(), uplink.address.to_string(), "--netmask".into(), "24".into()]);
     args.extend(["--address".into(), std::net::Ipv6Addr::from(ipv6(uplink.address)).to_string()]);
@@ -230,7 +236,8 @@ fn args(uplink: &Uplink) -> Vec<String> {
     args.extend(["--udp-ports".into(), "none".into()]);
     let ports = uplink.forwards.iter().map(|forward| format!("{}/{}:{}", forward.at, forward.host, forward.guest));
     args.extend(ports.flat_map(|port| ["--tcp-ports".into(), port]));
-    let routes = ["/proc/net/route", "/proc/net/ipv6_route"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
+    let routes =
+        ["/proc/net/route", "/proc/net/ipv6_route"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
     args.extend(interface(&routes[0], &routes[1]).into_iter().flatten().map(Into::into));
     args
 }
@@ -302,7 +309,8 @@ mod tests {
         let whole = format!("{local}eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n");
         let zero = "0".repeat(32);
         let unreachable = format!("{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200 lo\n");
-        let with = format!("{zero} 00 {zero} 00 fd0000000000000000000000000001 00000400 1 0 00000003 eth0\n{unreachable}");
+        let with =
+            format!("{zero} 00 {zero} 00 fd0000000000000000000000000001 00000400 1 0 00000003 eth0\n{unreachable}");
         assert_eq!(interface(&whole, ""), None);
         assert_eq!(interface(&local, &with), Some(["--outbound-if4", "lo"]));
         assert_eq!(interface(&local, &unreachable), Some(["--interface", "lo"]));

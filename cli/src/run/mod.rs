@@ -103,7 +103,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         if let Piece::UplinkEnd(UplinkEnd { vm, why }) = piece {
             view.say(&format!("gnomon: warning: VM {vm} has no network to the world any more: {why}"));
-            view.say(&format!("gnomon: remedy: VM {vm} still reaches other VMs; for the world, end the run and start it again"));
+            view.say(&format!(
+                "gnomon: remedy: VM {vm} still reaches other VMs; for the world, end the run and start it again"
+            ));
         }
         view.piece(piece)
     })?;

@@ -413,7 +413,8 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
     })?;
     // Those beside have no commands.
     let is_own = |(vm, _): &(&str, _)| vms[..test.vms].iter().any(|own| own == vm);
-    transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).filter(is_own).map(|(vm, status)| (vm.into(), status)).collect();
+    transcript.statuses =
+        demux.iter().flat_map(ExecDemux::statuses).filter(is_own).map(|(vm, status)| (vm.into(), status)).collect();
     transcript.unanswered = dialog.waits_for().map(str::to_owned);
     transcript.spent = Spent { wall: started.elapsed(), cpu: outcome.cpu, machines: 1 };
     transcript.outcome = outcome;

@@ -106,7 +106,8 @@ fn is_question(frame: &[u8]) -> bool {
 
 /// Returns whether an IPv4 frame (RFC 791) is an unfragmented packet for the gateway to pass on, or a question for an address (DHCP).
 fn is_ipv4(frame: &[u8], to: Mac) -> bool {
-    let Some(&[version, _, _, _, _, _, flags, offset, _, protocol]) = frame.get(14..24).and_then(<[u8]>::first_chunk) else {
+    let Some(&[version, _, _, _, _, _, flags, offset, _, protocol]) = frame.get(14..24).and_then(<[u8]>::first_chunk)
+    else {
         return false;
     };
     let header = usize::from(version & 15) * 4;
@@ -123,8 +124,7 @@ fn is_ipv6(frame: &[u8], to: Mac) -> bool {
         return matches!(protocol, ICMPV6 | TCP | UDP);
     }
     let is_for_router = || has(frame, 54, &[133]);
-    let is_question =
-        || has(frame, 54, &[135]) && (has(frame, 62, &GATEWAY_IPV6) || has(frame, 62, &NAMES_IPV6));
+    let is_question = || has(frame, 54, &[135]) && (has(frame, 62, &GATEWAY_IPV6) || has(frame, 62, &NAMES_IPV6));
     match protocol {
         ICMPV6 => is_for_router() || is_question(),
         UDP => has(frame, 56, &[547_u16.to_be_bytes()[0], 547_u16.to_be_bytes()[1]]),

@@ -90,7 +90,8 @@ impl Ports {
     /// Replaces the source port of a VM's datagram. Returns whether the frame may go: there may be no port of the host for it.
     pub(super) fn translate_outgoing(&mut self, frame: &mut [u8]) -> bool {
         let Some((at, UDP)) = content(frame, ETHERNET).filter(|_| is_ip(frame)) else { return true };
-        let (Some(source), Some(destination), Some(_)) = (word(frame, at), word(frame, at + 2), word(frame, at + 6)) else {
+        let (Some(source), Some(destination), Some(_)) = (word(frame, at), word(frame, at + 2), word(frame, at + 6))
+        else {
             return false;
         };
         if DHCP.contains(&destination) {

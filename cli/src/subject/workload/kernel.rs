@@ -153,8 +153,7 @@ pub fn net(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     };
     let mut image = Image::new("net", pages)?;
     let service = |name: &str, command: &str| Service { name: name.into(), command: command.into() };
-    // Debian 12's passt forgets to tell a guest that has said its last word of the other's last word, if that comes with data.
-    image.net(vec![service("sink", "wc -c; sleep 0.2"), service("source", &format!("head -c {bytes} /dev/zero"))])?;
+    image.net(vec![service("sink", "wc -c"), service("source", &format!("head -c {bytes} /dev/zero"))])?;
     image.line(&format!("head -c {bytes} /dev/zero >/data"));
     let kib = bytes >> 10;
     image.marked("send", kib, "KiB", &format!("nc {GATEWAY} $sink </data >/sent"));

@@ -90,11 +90,13 @@ mod tests {
     #[test]
     fn programs_are_reached_by_ports() {
         let service = |name: &str, command: &str| Service { name: name.into(), command: command.into() };
-        let services = Services::start(&[service("sink", "wc -c"), service("source", "head -c 5 /dev/zero")]).expect("two");
+        let services =
+            Services::start(&[service("sink", "wc -c"), service("source", "head -c 5 /dev/zero")]).expect("two");
         let ports: Vec<&str> = services.words().leak().split(' ').collect();
         let ask = |name: &str, sent: &[u8]| {
             let port = ports.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).expect("its word");
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse().expect("a port"))).expect("a service");
+            let mut stream =
+                TcpStream::connect((Ipv4Addr::LOCALHOST, port.parse().expect("a port"))).expect("a service");
             stream.write_all(sent).expect("sent");
             stream.shutdown(Shutdown::Write).expect("no more");
             let mut got = Vec::new();
