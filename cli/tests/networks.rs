@@ -61,7 +61,7 @@ fn a_killed_network_is_one_vms_and_a_killed_run_leaves_none() {
         assert!(said.is_some(), "VM {name} is not the only one");
     }
     let id = run.id();
-    let passts = || children(id, "--fd\03\0");
+    let passts = || children(id, concat!("--fd", "\0", "3", "\0"));
     let all = passts();
     assert_eq!(all.len(), 2, "{all:?}");
     // Each is confined: it has no privileges, sees no files, and may have so many sockets and no more.

@@ -162,7 +162,7 @@ impl Machine {
         });
         let (sender, events) = channel();
         let reporter = sender.clone();
-        // If nobody looks at events any more, the machine is about to end.
+        // Without a receiver of events, the machine is about to end.
         let report = move |end| _ = reporter.send(Event::Piece(Piece::UplinkEnd(end)));
         let relay = spec.net.as_ref().map(|net| Relay::start(net, report)).transpose()?;
         command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));

@@ -62,9 +62,9 @@ impl Stream {
 pub(super) enum Verdict {
     /// passt gets it.
     Pass,
-    /// It is dropped.
+    /// A frame that is dropped.
     Drop,
-    /// It is answered with this frame. passt does not get it.
+    /// The answer to a frame, which passt does not get.
     Answer(Vec<u8>),
 }
 

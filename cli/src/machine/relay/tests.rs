@@ -187,7 +187,7 @@ impl Rig {
         let (machine, its) = UnixStream::pair().expect("a pair");
         let (report, ends) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let _ = relay(its, ways, |end| report.send(end).expect("somebody looks"));
+            let _ = relay(its, ways, |end| report.send(end).expect("a receiver"));
         });
         Self { machine, ends, stream: Stream::default(), passts, thread }
     }
@@ -308,7 +308,7 @@ fn a_dead_passt_ends_one_network_and_the_machine_all() {
         rig.send(&arp(A, Ipv4Addr::new(10, 0, 2, 15), GATEWAY));
     }
     assert!(rig.is_answered(B));
-    // One that reads nothing holds up nobody, whatever is sent to it.
+    // One that reads nothing holds up no other, whatever is sent to it.
     let stopped = rustix::process::Pid::from_raw(rig.passts[1].cast_signed()).expect("a process");
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("stopped");
     for _ in 0..4000 {
