@@ -26,12 +26,11 @@ pub(crate) const NAMES_IPV6: [u8; 16] = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 /// The size of the number in front of each frame, in big-endian byte order: the frame's length in bytes.
 pub(crate) const LENGTH: usize = 4;
 
-/// Starts passt with bounds, its socket as descriptor 3, and the lowest priority but one half. Arguments: descriptors, KiB of address
+/// Starts passt with bounds, and its socket as descriptor 3. Arguments: descriptors, KiB of address
 /// space, passt's command line. A bound that is already lower stays.
 ///
 /// passt cannot be given its socket as standard input: newer versions close standard output and error then.
-const START: &str =
-    "ulimit -n \"$1\" 2>/dev/null; ulimit -v \"$2\" 2>/dev/null; shift 2; exec nice -n 5 \"$@\" 3<&0 </dev/null";
+const START: &str = "ulimit -n \"$1\" 2>/dev/null; ulimit -v \"$2\" 2>/dev/null; shift 2; exec \"$@\" 3<&0 </dev/null";
 /// Most file descriptors of a passt. It has one for each TCP connection and each UDP port of the VM, and some 70 besides.
 const DESCRIPTORS: u32 = 4096;
 /// Most KiB of address space of a passt: Debian 13's has 200 MiB, and asks for no more while it runs.
