@@ -236,7 +236,7 @@ fn attack(driver: &mut Driver, frames: u64) -> Check {
     while count < frames {
         for place in 0..SIZE {
             count += 1;
-            let offset = if count % 61 == 0 { 1 + count as u16 % 0x1fff } else { 0 };
+            let offset = if count.is_multiple_of(61) { 1 + count as u16 % 0x1fff } else { 0 };
             frame[20..22].copy_from_slice(&offset.to_be_bytes());
             frame[24..26].copy_from_slice(&[0; 2]);
             let words = frame[14..34].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
