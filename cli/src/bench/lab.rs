@@ -19,7 +19,7 @@ use crate::machine::stream::Piece;
 use crate::run::{self, RunSpec};
 use crate::subject::bare::{self, BareSpec};
 use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
-use crate::subject::workload::Devices;
+use crate::subject::workload::{Devices, Services};
 use crate::vm::file::{Console, Initrd, Kernel, VmFile};
 use crate::vm::root::Roots;
 use abi::bundle::ConsoleMode;
@@ -110,8 +110,12 @@ pub struct Load {
     pub devices: Devices,
 }
 
-/// Files that must live as long as a machine.
-type Kept = Vec<Unnamed>;
+/// The files and services that must live as long as a machine.
+#[derive(Default)]
+struct Kept {
+    files: Vec<Unnamed>,
+    services: Option<Services>,
+}
 
 /// The result of a run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -367,17 +371,25 @@ impl Lab {
             load.clone();
         let clock = Clock::counted(devices.are_there());
         let Devices { disk_bytes, services } = devices;
-        let net = (!services.is_empty()).then(|| Network::with_services(services));
-        let mut kept = Kept::new();
+        let mut kept = Kept::default();
         let disk = disk_bytes.map(|bytes| blank_disk(bytes, &mut kept)).transpose()?;
+        let has_net = !services.is_empty();
+        let append = if has_net {
+            let services = Services::start(&services).into_diagnostic()?;
+            let words = services.words();
+            kept.services = Some(services);
+            format!("{append} {words}")
+        } else {
+            append
+        };
         match subject {
             Subject::Native => {
                 let mut machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
                 machine.disks.extend(disk);
-                machine.net = net;
+                machine.net = has_net.then(Network::of_one_guest);
                 if has_few_devices {
                     let (few, tree) = bare::few_devices(machine)?;
-                    kept.push(tree);
+                    kept.files.push(tree);
                     machine = few;
                 }
                 Ok((machine, kept))
@@ -392,23 +404,21 @@ impl Lab {
                     svadu: Some(svadu),
                     wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
-                    net: Some(net.is_some()),
+                    net: Some(has_net),
                     disks: Some(disk.into_iter().map(DiskSpec::from).collect()),
                     ..VmFile::default()
                 };
                 let spec = RunSpec { clock, ..run_spec(gnomon, (vm, keeping), processors.harts) };
-                let (mut machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
-                kept.push(bundle);
-                if let (Some(of), Some(net)) = (&mut machine.net, net) {
-                    of.add_services(net);
-                }
+                let (machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
+                kept.files.push(bundle);
                 Ok((machine, kept))
             }
             Subject::Kvm { superpages } => {
+                let net = has_net.then(Network::of_one_guest);
                 let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus, disk, net };
                 let thp = if superpages { Thp::Always } else { Thp::Never };
                 let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
-                kept.push(initramfs);
+                kept.files.push(initramfs);
                 Ok((machine, kept))
             }
         }
@@ -457,7 +467,7 @@ fn blank_disk(bytes: u64, kept: &mut Kept) -> Result<Disk, IoError> {
     let mut blank = Unnamed::new()?;
     blank.as_file_mut().set_len(bytes).map_err(IoError::at("write", blank.path()))?;
     let disk = Disk::raw(blank.path().to_owned(), Use::Write);
-    kept.push(blank);
+    kept.files.push(blank);
     Ok(disk)
 }
 

@@ -170,10 +170,13 @@ mod tests {
         for line in ["run", "run --exec --help", "bench fig7", "test --full linux/"] {
             assert_eq!(needs(line), Need::GUESTS, "{line}");
         }
-        assert_eq!(needs("test"), [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]);
+        assert_eq!(
+            needs("test"),
+            [Need::Keys, Need::Qemu, Need::Passt, Need::Browser, Need::Solver, Need::Debugger, Need::Cxx]
+        );
         assert_eq!(
             needs("test --jobs 1 host/tests"),
-            [Need::Keys, Need::Qemu, Need::Browser, Need::Solver, Need::Debugger]
+            [Need::Keys, Need::Qemu, Need::Passt, Need::Browser, Need::Solver, Need::Debugger]
         );
         assert_eq!(needs("test host/fuzz"), [Need::Cxx]);
     }

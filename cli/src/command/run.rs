@@ -276,6 +276,11 @@ impl RunArgs {
             tty::say("gnomon: warning: this command line lacks the shares' servers: QEMU ends without them");
         }
         if is_dry_run {
+            if prepared.machine.net.is_some() {
+                tty::say(
+                    "gnomon: the network card in this command line leads nowhere: only `gnomon run` connects it with the world",
+                );
+            }
             println!("{}", prepared.kept()?.command_line());
             return Ok(0);
         }

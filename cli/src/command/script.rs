@@ -12,6 +12,8 @@ pub(super) enum Need {
     Keys,
     /// QEMU.
     Qemu,
+    /// passt, for VMs with a network. If it cannot be installed, other VMs run.
+    Passt,
     /// A browser, for the tests.
     Browser,
     /// A C++ compiler, for the fuzzer.
@@ -27,6 +29,7 @@ impl Need {
         match self {
             Self::Keys => "keys",
             Self::Qemu => "qemu",
+            Self::Passt => "passt",
             Self::Browser => "browser",
             Self::Cxx => "cxx",
             Self::Solver => "solver",
@@ -35,7 +38,7 @@ impl Need {
     }
 
     /// The packages that guests need.
-    pub(super) const GUESTS: [Self; 2] = [Self::Keys, Self::Qemu];
+    pub(super) const GUESTS: [Self; 3] = [Self::Keys, Self::Qemu, Self::Passt];
 }
 
 /// Prints an error and its remedy.

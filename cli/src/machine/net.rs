@@ -1,22 +1,20 @@
 //! VMs' network cards, and how the host's ports lead to them.
 
-use crate::host::words::option_value;
 use abi::mac::{Mac, NoMac};
 use miette::Diagnostic;
 use serde::{Deserialize, Deserializer};
-use std::ffi::OsString;
 use std::fmt;
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU16;
 use std::str::FromStr;
 
-/// The network that QEMU's user network is by default: its first three bytes, and the last ones of the gateway and the name server.
+/// The VMs' network (RFC 1918): the first three bytes of its addresses.
 const NETWORK: [u8; 3] = [10, 0, 2];
-const GATEWAY: u8 = 2;
-const NAMES: u8 = 3;
-/// The address at which VMs find services of the host.
-pub const SERVER: Ipv4Addr = address(100);
-/// The last byte of the first VM's address, which is also the first that QEMU's DHCP server assigns.
+/// The gateway, by which a VM reaches this host's loopback and all that this host reaches.
+pub const GATEWAY: Ipv4Addr = address(2);
+/// The name server.
+pub const NAMES: Ipv4Addr = address(3);
+/// The last byte of the first VM's address.
 const FIRST: u8 = 15;
 /// The first bytes of cards' addresses: QEMU's prefix, and "gn".
 const CARD: [u8; 5] = [0x52, 0x54, 0x00, 0x67, 0x6e];
@@ -37,14 +35,9 @@ const fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, last)
 }
 
-/// Returns the gateway's address, by which a VM reaches this host and all that this host reaches.
-const fn gateway() -> Ipv4Addr {
-    address(GATEWAY)
-}
-
 /// An address, or several, as a guest has to say them: this host has another one there.
 pub(crate) fn seen_by_guest(text: &str) -> String {
-    let host = gateway().to_string();
+    let host = GATEWAY.to_string();
     ["localhost", "127.0.0.1", "[::1]"].iter().fold(text.to_owned(), |text, own| {
         text.replace(&format!("://{own}:"), &format!("://{host}:"))
             .replace(&format!("://{own}/"), &format!("://{host}/"))
@@ -63,7 +56,7 @@ impl Card {
     /// The `ip=` setting for Linux's command line.
     #[must_use]
     pub fn ip(&self) -> String {
-        format!("ip={}::{}:255.255.255.0::eth0:off:{}", self.address, address(GATEWAY), address(NAMES))
+        format!("ip={}::{}:255.255.255.0::eth0:off:{}", self.address, GATEWAY, NAMES)
     }
 }
 
@@ -208,25 +201,32 @@ fn free_port() -> u16 {
     bound.map_or(8080, |address| address.port())
 }
 
-/// The network of a machine.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+/// The way of one VM to the world.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Uplink {
+    /// The VM's name.
+    pub vm: String,
+    /// The address of its card, by which the machine's frames are divided. `None` if the machine has one guest and no Gnomon: then all
+    /// frames are that guest's.
+    pub mac: Option<Mac>,
+    /// The VM's IPv4 address.
+    pub address: Ipv4Addr,
+    /// Ports of the host that lead to it.
+    pub forwards: Vec<Forward>,
+}
+
+/// The network of a machine: one card of QEMU's, which all VMs share.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Network {
-    /// Ports that lead to VMs, and to which address.
-    ports: Vec<(Forward, Ipv4Addr)>,
-    /// Ports at [`SERVER`] that lead to programs of the host's, and their command lines.
-    services: Vec<(u16, String)>,
+    /// The VMs, at least one.
+    pub uplinks: Vec<Uplink>,
 }
 
 impl Network {
-    /// A network without VMs and with services: each has a port, and the command line of a program that is started for each connection.
+    /// The network of a machine with one guest and without Gnomon. The guest has the first VM's address.
     #[must_use]
-    pub fn with_services(services: Vec<(u16, String)>) -> Self {
-        Self { ports: Vec::new(), services }
-    }
-
-    /// Adds those of another one.
-    pub fn add_services(&mut self, other: Self) {
-        self.services.extend(other.services);
+    pub fn of_one_guest() -> Self {
+        Self { uplinks: vec![Uplink { vm: "guest".into(), mac: None, address: address(FIRST), forwards: Vec::new() }] }
     }
 }
 
@@ -240,32 +240,29 @@ pub fn provide(cards: &[(&str, &Card)]) -> Result<Option<Network>, NetError> {
             return Err(NetError::TwiceMac((*other).into(), (*vm).into(), card.mac));
         }
     }
-    let leads = |card: &Card| card.forwards.iter().map(|forward| (*forward, card.address)).collect::<Vec<_>>();
-    let ports: Vec<_> = cards.iter().flat_map(|(_, card)| leads(card)).collect();
-    for (at, (forward, _)) in ports.iter().enumerate() {
-        let Forward { at: address, host, guest } = *forward;
-        if ports[..at].iter().any(|(other, _)| other.host == host) {
+    let ports: Vec<_> = cards.iter().flat_map(|(_, card)| &card.forwards).collect();
+    for (at, forward) in ports.iter().enumerate() {
+        let Forward { at: address, host, guest } = **forward;
+        if ports[..at].iter().any(|other| other.host == host) {
             return Err(NetError::TwicePort(host));
         }
         let free = TcpListener::bind((address, host.get()));
         free.map_err(|why| NetError::Port { at: address, port: host, guest, why: why.to_string() })?;
     }
-    Ok((!cards.is_empty()).then_some(Network { ports, ..Network::default() }))
+    let uplink = |(vm, card): &(&str, &Card)| Uplink {
+        vm: (*vm).into(),
+        mac: Some(card.mac),
+        address: card.address,
+        forwards: card.forwards.clone(),
+    };
+    Ok((!cards.is_empty()).then(|| Network { uplinks: cards.iter().map(uplink).collect() }))
 }
 
-/// QEMU's arguments for the network.
-pub(crate) fn args(network: &Network) -> Vec<OsString> {
-    let [a, b, c] = NETWORK;
-    let lead =
-        |(Forward { at, host, guest }, to): &(Forward, Ipv4Addr)| format!(",hostfwd=tcp:{at}:{host}-{to}:{guest}");
-    let ports: String = network.ports.iter().map(lead).collect();
-    let mut netdev = OsString::from(format!("user,id=net,net={a}.{b}.{c}.0/24,dhcpstart={}{ports}", address(FIRST)));
-    for (port, command) in &network.services {
-        netdev.push(format!(",guestfwd=tcp:{SERVER}:{port}-cmd:"));
-        netdev.push(option_value(command));
-    }
-    vec!["-netdev".into(), netdev, "-device".into(), "virtio-net-device,netdev=net".into()]
-}
+/// QEMU's arguments for the card. Its other end is a further argument: the relay's, or [`UNPLUGGED`].
+pub(crate) const CARD_ARGS: [&str; 2] = ["-device", "virtio-net-device,netdev=net"];
+
+/// The other end of a card that leads nowhere.
+pub(crate) const UNPLUGGED: [&str; 2] = ["-netdev", "hubport,id=net,hubid=1"];
 
 #[cfg(test)]
 mod tests {
@@ -289,17 +286,6 @@ mod tests {
         let card = Card::of(63, None, Vec::new());
         assert_eq!((card.mac.to_string().as_str(), card.address), ("52:54:00:67:6e:40", Ipv4Addr::new(10, 0, 2, 78)));
         assert_eq!(Card::of(0, None, Vec::new()).ip(), "ip=10.0.2.15::10.0.2.2:255.255.255.0::eth0:off:10.0.2.3");
-    }
-
-    #[test]
-    fn qemu_is_told_of_ports() {
-        let forward = |text: &str| text.parse().expect("a forward");
-        let network = vec![(forward("8080:80"), address(FIRST)), (forward("0.0.0.0:2222:22"), address(FIRST + 1))];
-        let network = Network { ports: network, services: vec![(9, "wc -c,".into())] };
-        let ports = "hostfwd=tcp:127.0.0.1:8080-10.0.2.15:80,hostfwd=tcp:0.0.0.0:2222-10.0.2.16:22";
-        let service = "guestfwd=tcp:10.0.2.100:9-cmd:wc -c,,";
-        let whole = format!("user,id=net,net=10.0.2.0/24,dhcpstart=10.0.2.15,{ports},{service}");
-        assert_eq!(args(&network)[1], whole.as_str());
     }
 
     #[test]

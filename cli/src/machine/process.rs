@@ -3,10 +3,12 @@
 use crate::host::processors;
 use crate::host::tty;
 use crate::machine::monitor::{Follower, Monitor};
+use crate::machine::passt::UplinkError;
 use crate::machine::qemu::{MachineSpec, QEMU};
+use crate::machine::relay::Relay;
 use crate::machine::servers::{ServerError, Servers};
 use crate::machine::share;
-use crate::machine::stream::{Piece, RecordFilter};
+use crate::machine::stream::{Piece, RecordFilter, Trouble};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
 use miette::Diagnostic;
@@ -24,10 +26,20 @@ const GRACE: Duration = Duration::from_secs(5);
 /// always has; without it, QEMU outlives a killed `gnomon`.
 const SETPRIV: &str = "/usr/bin/setpriv";
 
-/// QEMU could not be started, or its pipes broke.
+/// A command that starts a program, which ends with this process.
+pub(crate) fn end_with_parent(program: &str) -> Command {
+    if !Path::new(SETPRIV).exists() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
+}
+
+/// The reason why a machine cannot be run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum MachineError {
-    /// QEMU itself.
+    /// QEMU could not be started, or its pipes broke.
     #[error("cannot run {QEMU}: {0}")]
     #[diagnostic(help("see that {QEMU} works by itself: {QEMU} --version"))]
     Qemu(#[from] std::io::Error),
@@ -35,6 +47,10 @@ pub enum MachineError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Server(#[from] ServerError),
+    /// A VM could not be connected with the world.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Uplink(#[from] UplinkError),
 }
 
 /// A running machine.
@@ -47,6 +63,7 @@ pub struct Machine {
     _follower: Option<Follower>,
     /// Ended after QEMU, which would report their end otherwise.
     _servers: Servers,
+    _relay: Option<Relay>,
 }
 
 /// The way to a machine's console. Can be cloned and used from any thread.
@@ -144,13 +161,7 @@ impl Machine {
     /// [`MachineError`].
     pub fn start(spec: &MachineSpec) -> Result<(Self, Stopper), MachineError> {
         let (mut servers, sockets) = Servers::start(&spec.shares, spec.sandbox)?;
-        let mut command = if Path::new(SETPRIV).exists() {
-            let mut command = Command::new(SETPRIV);
-            command.args(["--pdeathsig", "KILL", "--", QEMU]);
-            command
-        } else {
-            Command::new(QEMU)
-        };
+        let mut command = end_with_parent(QEMU);
         // Without files there are no errors of files.
         let has_files = spec.swap.is_some() || !spec.disks.is_empty();
         let monitor = has_files.then(Monitor::listen).transpose().unwrap_or_else(|why| {
@@ -159,7 +170,13 @@ impl Machine {
             ));
             None
         });
+        let (sender, events) = channel();
+        let reporter = sender.clone();
+        // Without a receiver of events, the machine is about to end.
+        let report = move |end| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Uplink(end))));
+        let relay = spec.net.as_ref().map(|net| Relay::start(net, report)).transpose()?;
         command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
+        command.args(relay.iter().flat_map(Relay::args));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mappings = sockets.into_iter().enumerate();
         let mappings = mappings.map(|(number, parent_fd)| FdMapping { parent_fd, child_fd: share::descriptor(number) });
@@ -173,17 +190,16 @@ impl Machine {
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
         let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
-        let (sender, events) = channel();
         let stopper = Stopper(sender.clone());
         let reporter = sender.clone();
-        let report = move |error| reporter.send(Event::Piece(Piece::FileError(error))).is_ok();
+        let report = move |error| reporter.send(Event::Piece(Piece::Trouble(Trouble::File(error)))).is_ok();
         let reporter = sender.clone();
         // If nothing runs any more, there is nothing to be told.
-        servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::LostShare(lost))));
+        servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Share(lost)))));
         let follower = monitor.map(|monitor| monitor.follow(report));
         std::thread::spawn(move || read_console(stdout, &sender));
         let stderr = Some(std::thread::spawn(move || read_all(stderr)));
-        Ok((Self { child, events, input, stderr, _follower: follower, _servers: servers }, stopper))
+        Ok((Self { child, events, input, stderr, _follower: follower, _relay: relay, _servers: servers }, stopper))
     }
 
     /// The way to its console.

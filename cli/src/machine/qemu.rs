@@ -125,7 +125,7 @@ pub fn firmware() -> Result<PathBuf, QemuError> {
 }
 
 impl MachineSpec {
-    /// QEMU's arguments.
+    /// QEMU's arguments, without the network card's other end ([`crate::machine::relay`]).
     #[must_use]
     pub fn args(&self) -> Vec<OsString> {
         let mut args: Vec<OsString> = Vec::new();
@@ -176,7 +176,7 @@ impl MachineSpec {
         if self.rng {
             args.extend(ENTROPY_ARGS.map(OsString::from));
         }
-        args.extend(self.net.iter().flat_map(net::args));
+        args.extend(self.net.iter().flat_map(|_| net::CARD_ARGS).map(OsString::from));
         args.extend(self.control.iter().flat_map(|path| control_args(path)));
         args.extend(self.extra.iter().map(OsString::from));
         args
@@ -190,10 +190,11 @@ impl MachineSpec {
         ours + single.iter().sum::<usize>() < disk::PLACES
     }
 
-    /// The whole command line, for a shell.
+    /// The whole command line, for a shell. A network card in it leads nowhere.
     #[must_use]
     pub fn command_line(&self) -> String {
-        let words = self.args().into_iter().map(|word| quoted_for_bash(&word.to_string_lossy()));
+        let unplugged = self.net.iter().flat_map(|_| net::UNPLUGGED).map(OsString::from);
+        let words = self.args().into_iter().chain(unplugged).map(|word| quoted_for_bash(&word.to_string_lossy()));
         std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
     }
 }

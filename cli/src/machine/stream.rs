@@ -1,6 +1,7 @@
 //! Takes Gnomon's console output apart: records for programs, text for people.
 
 use crate::machine::monitor::FileError;
+use crate::machine::relay::UplinkEnd;
 use crate::machine::servers::LostShare;
 use abi::record::{MARK, Record};
 
@@ -14,10 +15,19 @@ pub enum Piece {
     Text(Vec<u8>),
     /// A decoded record.
     Record(Record),
-    /// Not of the console: an error of one of the host's files.
-    FileError(FileError),
-    /// Not of the console: the server of a share has ended.
-    LostShare(LostShare),
+    /// Not of the console: trouble on the host's side of a VM's devices.
+    Trouble(Trouble),
+}
+
+/// Trouble on the host's side of VMs' devices. It is one VM's, and the machine goes on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// A file could not be read or written.
+    File(FileError),
+    /// The server of a share has ended.
+    Share(LostShare),
+    /// A VM's network to the world has ended.
+    Uplink(UplinkEnd),
 }
 
 /// Separates records from text. Output may come in pieces of any size.
@@ -127,7 +137,7 @@ mod tests {
             match piece {
                 Piece::Text(bytes) => text.extend(bytes),
                 Piece::Record(record) => records.push(record),
-                Piece::FileError(_) | Piece::LostShare(_) => unreachable!("it is not of the console"),
+                Piece::Trouble(_) => unreachable!("it is not of the console"),
             }
         }
         (String::from_utf8(text).expect("text"), records)

@@ -1,13 +1,12 @@
 //! `gnomon run`: from descriptions of VMs to their end.
 
 pub mod console;
-mod file_errors;
 mod input;
-mod lost;
 mod prepare;
 mod report;
 mod show;
 mod spec;
+mod trouble;
 
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
@@ -65,7 +64,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
     let mut spec = prepared.machine.clone();
     spec.sandbox = !show.is_unconfined;
-    lost::unconfined(&spec).iter().for_each(|line| tty::say(line));
+    trouble::unconfined(&spec).iter().for_each(|line| tty::say(line));
     let _bridge = reach(prepared, &mut spec, &show.reach)?;
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
@@ -100,11 +99,8 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
             // If the input thread is gone, there is no input to forward.
             let _ = begin.send(());
         }
-        if let Piece::FileError(error) = piece {
-            file_errors::lines(prepared, error).iter().for_each(|line| view.say(line));
-        }
-        if let Piece::LostShare(share) = piece {
-            lost::lines(prepared, share).iter().for_each(|line| view.say(line));
+        if let Piece::Trouble(trouble) = piece {
+            trouble::lines(prepared, trouble).iter().for_each(|line| view.say(line));
         }
         view.piece(piece)
     })?;

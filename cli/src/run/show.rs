@@ -78,7 +78,7 @@ impl Show {
             match piece {
                 Piece::Text(bytes) => watch.push(bytes),
                 Piece::Record(Record::VmEnd(end)) => watch.ended(&end.vm),
-                Piece::Record(_) | Piece::FileError(_) | Piece::LostShare(_) => {}
+                Piece::Record(_) | Piece::Trouble(_) => {}
             }
         }
         if let Piece::Text(bytes) = piece

@@ -82,7 +82,7 @@ pub fn run(
             on_text(bytes)
         }
         // The bare machine writes no records: a line that looks like one is a guest's, and not text.
-        Piece::Record(_) | Piece::FileError(_) | Piece::LostShare(_) => Next::Continue,
+        Piece::Record(_) | Piece::Trouble(_) => Next::Continue,
     })?;
     Ok((console, outcome))
 }

@@ -223,18 +223,22 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
         Some(name) => Some(Kernel::File(guest(name, programs)?)),
         None => test.kernel.clone(),
     };
-    // The commands come with Gnomon's own initramfs, or where they need programs, with one made here.
-    let own_initrd = if test.programs.is_empty() && test.workload.is_none() { None } else { Some(initrd(test)?) };
-    let vm = |kernel, append: &String, mmu| VmFile {
-        initrd: own_initrd.as_ref().map(|file| Initrd::File(file.path().to_owned())),
-        append: Some(if own_initrd.is_some() { format!("quiet {append}") } else { append.clone() }),
-        ..vm_file(case, kernel, mmu)
+    // The commands come with Gnomon's own initramfs; where they need programs, or not all VMs have them, with one made here.
+    let is_own = !test.programs.is_empty() || test.workload.is_some() || test.exec.is_some() && !test.beside.is_empty();
+    let own_initrd = if is_own { Some(initrd(test)?) } else { None };
+    let bare = |kernel, append: &String, mmu| VmFile { append: Some(append.clone()), ..vm_file(case, kernel, mmu) };
+    let vm = |kernel, append: &String, mmu| match &own_initrd {
+        Some(file) => VmFile {
+            initrd: Some(Initrd::File(file.path().to_owned())),
+            ..bare(kernel, &format!("quiet {append}"), mmu)
+        },
+        None => bare(kernel, append, mmu),
     };
     let modes = (0..test.vms).map(|number| test.vm_mmu.get(number).copied().or(case.variant.mmu));
     let mut files: Vec<_> = modes.map(|mmu| vm(kernel.clone(), &test.append, mmu)).collect();
     for companion in test.beside.iter().chain(&test.then) {
         let kernel = Kernel::File(guest(&companion.guest, programs)?);
-        let file = vm(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu));
+        let file = bare(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu));
         files.push(VmFile { memory: companion.memory.or(file.memory), vcpus: companion.vcpus.or(file.vcpus), ..file });
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
@@ -379,7 +383,7 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
                 }
                 return Next::Continue;
             }
-            Piece::Record(_) | Piece::FileError(_) | Piece::LostShare(_) => return Next::Continue,
+            Piece::Record(_) | Piece::Trouble(_) => return Next::Continue,
         };
         transcript.console.extend_from_slice(bytes);
         for answer in dialog.push(bytes) {
@@ -407,7 +411,10 @@ fn follow(case: &Case, spec: &MachineSpec) -> miette::Result<Transcript> {
             _ => next,
         }
     })?;
-    transcript.statuses = demux.iter().flat_map(ExecDemux::statuses).map(|(vm, status)| (vm.into(), status)).collect();
+    // Those beside have no commands.
+    let is_own = |(vm, _): &(&str, _)| vms[..test.vms].iter().any(|own| own == vm);
+    transcript.statuses =
+        demux.iter().flat_map(ExecDemux::statuses).filter(is_own).map(|(vm, status)| (vm.into(), status)).collect();
     transcript.unanswered = dialog.waits_for().map(str::to_owned);
     transcript.spent = Spent { wall: started.elapsed(), cpu: outcome.cpu, machines: 1 };
     transcript.outcome = outcome;

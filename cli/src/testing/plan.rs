@@ -338,9 +338,7 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         () if !test.vm_mmu.is_empty() && (test.vm_mmu.len() != test.vms || !test.mmu.is_empty()) => {
             Err("`vm_mmu` names one mode for each of `vms`, in place of `mmu`")
         }
-        () if (test.exec.is_some() || test.workload.is_some()) && !test.beside.is_empty() => {
-            Err("`exec` runs in every VM: nothing can be beside")
-        }
+        () if test.workload.is_some() && !test.beside.is_empty() => Err("a `workload` has the machine alone"),
         () if !test.then.is_empty() && (test.vms > 1 || test.guest.is_none() || test.expect.end == End::Never) => {
             Err("`then` is for one test guest that ends")
         }

@@ -1,5 +1,6 @@
 //! Workloads, and how their initramfs is built.
 
+use super::services::Service;
 use crate::guest::debian::{Files, Software, Suite, Wanted};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
@@ -85,8 +86,8 @@ pub struct Workload {
 pub struct Devices {
     /// The size of its disk in bytes, if it has one. The disk is all zeroes when the guest starts.
     pub disk_bytes: Option<u64>,
-    /// The services on its network, if it has one ([`crate::machine::net::Network`]).
-    pub services: Vec<(u16, String)>,
+    /// The services on its network, if it has one.
+    pub services: Vec<Service>,
 }
 
 impl Devices {
@@ -160,7 +161,7 @@ impl Image {
     }
 
     /// Adds a network with such services, and its drivers.
-    pub(super) fn net(&mut self, services: Vec<(u16, String)>) -> miette::Result<()> {
+    pub(super) fn net(&mut self, services: Vec<Service>) -> miette::Result<()> {
         self.files.extend(modules::provide(Needs { net: true, ..Needs::NONE })?);
         self.devices.services = services;
         self.line("ifconfig lo up\nifconfig eth0 10.0.2.15 netmask 255.255.255.0 up");

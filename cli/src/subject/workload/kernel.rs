@@ -1,9 +1,10 @@
 //! Workloads that are about memory or the kernel, and nearly all our own.
 
 use super::image::{HugePages, Image, Scale, Workload};
+use super::services::Service;
 use crate::guest::debian::Wanted;
 use crate::host::size::{MIB, Size};
-use crate::machine::net::SERVER;
+use crate::machine::net::GATEWAY;
 use std::fmt::Write;
 
 /// Random updates of a table (Table 3 of *Nested Paging in bhyve*). The quick table is 128 MiB, the full one
@@ -150,13 +151,15 @@ pub fn net(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
         Scale::Quick => MIB,
         Scale::Full => 16 * MIB,
     };
-    let (sink, source) = (9, 19);
     let mut image = Image::new("net", pages)?;
-    image.net(vec![(sink, "wc -c".into()), (source, format!("head -c {bytes} /dev/zero"))])?;
+    let service = |name: &str, command: &str| Service { name: name.into(), command: command.into() };
+    image.net(vec![service("sink", "wc -c"), service("source", &format!("head -c {bytes} /dev/zero"))])?;
     image.line(&format!("head -c {bytes} /dev/zero >/data"));
+    // A pipe that nobody writes to: the receiver says no last word. passt repeats no lost frame to one that has.
+    image.line("mkfifo /silence");
     let kib = bytes >> 10;
-    image.marked("send", kib, "KiB", &format!("nc {SERVER} {sink} </data >/sent"));
-    image.marked("receive", kib, "KiB", &format!("nc {SERVER} {source} </dev/null >/got"));
+    image.marked("send", kib, "KiB", &format!("nc {GATEWAY} $sink </data >/sent"));
+    image.marked("receive", kib, "KiB", &format!("nc {GATEWAY} $source <>/silence >/got"));
     image.line(&format!("[ $(cat /sent) = {bytes} ] && cmp /data /got"));
     image.finish(Size(128 * MIB))
 }

@@ -11,9 +11,11 @@ mod compiler;
 mod fig7;
 mod image;
 mod kernel;
+mod services;
 
 pub use image::{DONE, Devices, HugePages, Region, Scale, Workload};
 use serde::Deserialize;
+pub use services::{Service, Services};
 
 /// The workloads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]

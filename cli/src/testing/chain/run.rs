@@ -104,7 +104,7 @@ fn together(chain: &[&Case], programs: &Programs) -> miette::Result<Vec<Transcri
                     return Next::Until(Instant::now() + next.timeout());
                 }
             }
-            Piece::Record(_) | Piece::FileError(_) | Piece::LostShare(_) => {}
+            Piece::Record(_) | Piece::Trouble(_) => {}
         }
         Next::Continue
     })?;

@@ -1,5 +1,5 @@
 //! The network card: what it says it is, a frame that goes to the world and its answer, and whatever else stands in the rings. With
-//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds.
+//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds; with `attack FRAMES` to the host.
 #![no_std]
 #![no_main]
 
@@ -12,13 +12,18 @@ use guests::random::Random;
 use guests::virtio::{ALL, CARD, LIVE, NEEDS_RESET, NEXT, SIZE, STATUS, WRITE, describe, mac, put16, question};
 use guests::{Check, board, ensure, ensure_eq, ram, run};
 
+/// Questions for the gateway's address before it is said not to answer.
+const ATTEMPTS: u32 = 10;
+
 guests::entry_point!(main);
 
 fn main() {
     let mut words = board().bootargs.split_whitespace();
-    if words.next() == Some("flood") {
-        let duration = words.next().and_then(|word| word.parse().ok()).unwrap_or(1000);
-        return run("net/flood", || flood(duration));
+    let (what, much) = (words.next(), words.next().and_then(|word| word.parse().ok()).unwrap_or(1000));
+    match what {
+        Some("flood") => return run("net/flood", || flood(much)),
+        Some("attack") => return run("net/attack", || with(|driver| attack(driver, much))),
+        _ => {}
     }
     run("net/identity", identity);
     run("net/features", features);
@@ -84,12 +89,17 @@ fn is_answered(driver: &mut Driver, patience: u64) -> bool {
 
 fn ask(driver: &mut Driver) -> Check {
     driver.offer_all();
-    driver.put(0, &question(mac()));
-    driver.offer(TRANSMIT, 0);
-    Driver::notify(TRANSMIT);
-    driver.wait(TRANSMIT)?;
-    ensure!(is_answered(driver, 1000), "the gateway does not answer");
-    Ok(())
+    // A frame may be lost where others flood the network, or where too much is in flight.
+    for _ in 0..ATTEMPTS {
+        driver.put(0, &question(mac()));
+        driver.offer(TRANSMIT, 0);
+        Driver::notify(TRANSMIT);
+        driver.wait(TRANSMIT)?;
+        if is_answered(driver, 1000) {
+            return Ok(());
+        }
+    }
+    guests::fail!("the gateway does not answer {ATTEMPTS} questions");
 }
 
 /// Frames from a source address that no card can have reach no card.
@@ -210,6 +220,36 @@ fn reset_meanwhile(driver: &mut Driver) -> Check {
             }
         }
     }
+    Ok(())
+}
+
+/// Datagrams to the gateway from all ports, and fragments of datagrams (RFC 791) whose first never comes.
+fn attack(driver: &mut Driver, frames: u64) -> Check {
+    let mut frame = [0; 60];
+    frame[..6].copy_from_slice(&[0x52, 0x55, 10, 0, 2, 2]);
+    frame[6..12].copy_from_slice(&mac());
+    // Behind the type: the header of IP, with the source 10.0.2.200, and of UDP, to the port of the discard service, without a checksum.
+    frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
+    frame[26..34].copy_from_slice(&[10, 0, 2, 200, 10, 0, 2, 2]);
+    frame[36..40].copy_from_slice(&[0, 9, 0, 26]);
+    let mut count = 0_u64;
+    while count < frames {
+        for place in 0..SIZE {
+            count += 1;
+            let offset = if count.is_multiple_of(61) { 1 + count as u16 % 0x1fff } else { 0 };
+            frame[20..22].copy_from_slice(&offset.to_be_bytes());
+            frame[24..26].copy_from_slice(&[0; 2]);
+            let words = frame[14..34].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+            let sum = words.sum::<u32>() % 0xffff;
+            frame[24..26].copy_from_slice(&(!sum as u16).to_be_bytes());
+            frame[34..36].copy_from_slice(&(count as u16).to_be_bytes());
+            driver.put(place, &frame);
+            driver.offer(TRANSMIT, place as u16);
+        }
+        Driver::notify(TRANSMIT);
+        driver.wait(TRANSMIT)?;
+    }
+    line(format_args!("guest: attack by {count} frames"));
     Ok(())
 }
 

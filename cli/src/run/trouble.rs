@@ -1,14 +1,48 @@
-//! Errors of the host's files, in words.
+//! Trouble on the host's side of VMs' devices, in words.
 
 use super::prepare::Prepared;
 use crate::host::place::mount_point;
 use crate::machine::disk::{self, Use};
 use crate::machine::monitor::{FileError, Operation};
+use crate::machine::qemu::MachineSpec;
+use crate::machine::relay::UplinkEnd;
+use crate::machine::servers::LostShare;
+use crate::machine::stream::Trouble;
 use crate::machine::swap;
 use std::path::{Path, PathBuf};
 
-/// The message about an error, and its remedy.
-pub(super) fn lines(prepared: &Prepared, error: &FileError) -> [String; 2] {
+/// The message about it, and its remedy.
+pub(super) fn lines(prepared: &Prepared, trouble: &Trouble) -> [String; 2] {
+    match trouble {
+        Trouble::File(error) => of_file(prepared, error),
+        Trouble::Share(lost) => of_share(prepared, lost),
+        Trouble::Uplink(end) => of_uplink(end),
+    }
+}
+
+fn of_share(prepared: &Prepared, lost: &LostShare) -> [String; 2] {
+    let (share, vm) = (&prepared.machine.shares[lost.number], &prepared.share_owners[lost.number]);
+    [
+        format!(
+            "gnomon: warning: VM {vm}: the server of its share {} ({}) has ended: {}; the guest gets I/O errors there, and nothing \
+             else is affected",
+            share.name, share.dir, lost.reason
+        ),
+        format!(
+            "gnomon: remedy: save the guest's work elsewhere, unmount /mnt/{}, and start the run again to have it back",
+            share.name
+        ),
+    ]
+}
+
+fn of_uplink(UplinkEnd { vm, why }: &UplinkEnd) -> [String; 2] {
+    [
+        format!("gnomon: warning: VM {vm} has no network to the world any more: {why}"),
+        format!("gnomon: remedy: VM {vm} still reaches other VMs; for the world, end the run and start it again"),
+    ]
+}
+
+fn of_file(prepared: &Prepared, error: &FileError) -> [String; 2] {
     let number = (0..prepared.disk_owners.len()).find(|number| disk::name(*number) == error.drive);
     let (file, what, effect, other) = match number {
         Some(number) => {
@@ -56,4 +90,17 @@ fn reason(error: &FileError, file: &Path) -> String {
 fn scratch() -> PathBuf {
     let dir = std::env::temp_dir();
     if dir == Path::new("/tmp") { "/var/tmp".into() } else { dir }
+}
+
+/// The warning about a run whose servers do not confine themselves.
+pub(super) fn unconfined(machine: &MachineSpec) -> Vec<String> {
+    if machine.sandbox || machine.shares.is_empty() {
+        return Vec::new();
+    }
+    let dirs: Vec<_> = machine.shares.iter().map(|share| share.dir.as_str()).collect();
+    vec![format!(
+        "gnomon: WARNING: --no-sandbox: the servers of the shares ({}) may open all that you may. A guest that finds a fault in them has \
+         your rights",
+        dirs.join(", ")
+    )]
 }

@@ -1,0 +1,265 @@
+//! The relay between the machine and the world.
+//!
+//! ```text
+//!  Gnomon's switch ◄─► QEMU's network card ◄─ one stream ─► relay ◄─► passt of VM a ◄─► sockets of this host
+//!                                                                ◄─► passt of VM b
+//! ```
+//!
+//! The relay divides the machine's frames by their source address, which Gnomon's switch enforces: no VM can send with the address of
+//! another one's card. Each VM has a bounded queue to its passt. Frames that find it full are dropped, so a passt that reads nothing holds
+//! up no other VM. Frames from the passts are merged in turns, one of each; a passt whose frames wait is not read from.
+//!
+//! A passt is not trusted either: it reaches its own VM only, from the gateway's address only.
+
+mod frames;
+mod lane;
+mod udp;
+
+use crate::host::socket::PrivateSocket;
+use crate::host::words::option_value;
+use crate::machine::net::{Network, Uplink};
+use crate::machine::passt::{Passt, UplinkError};
+use abi::mac::Mac;
+use frames::Verdict;
+use lane::{Closed, Lane, size};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use udp::Ports;
+
+/// Most bytes of a VM's frames that wait for its passt.
+const MOST_OUT: usize = 256 << 10;
+/// Most bytes of frames for a VM that wait in the relay: if there are more, its passt is not read from.
+const MOST_IN: usize = 256 << 10;
+/// Bytes that wait for the machine at a time. The rest waits in the queue of each VM, which are served in turns.
+const BATCH: usize = 64 << 10;
+
+/// The end of a VM's network while the VM runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UplinkEnd {
+    /// The VM.
+    pub vm: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// A relay. Dropping it waits until QEMU has ended, if QEMU has connected, and ends the passts.
+#[derive(Debug)]
+pub struct Relay {
+    path: OsString,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A VM's way through the relay.
+struct Way {
+    uplink: Uplink,
+    /// The process and the socket to it. `None` if it has ended.
+    passt: Option<(Passt, Lane)>,
+    ports: Ports,
+    /// Frames for the VM that wait for the machine.
+    queue: VecDeque<Vec<u8>>,
+    queued_bytes: usize,
+}
+
+impl Relay {
+    /// Starts a passt for each VM, and the relay. `report` is told of VMs whose network ends before the machine.
+    ///
+    /// # Errors
+    /// [`UplinkError`].
+    pub fn start(network: &Network, report: impl Fn(UplinkEnd) + Send + 'static) -> Result<Self, UplinkError> {
+        let ways = ways(network)?;
+        let first = network.uplinks.first().map(|uplink| uplink.vm.clone()).unwrap_or_default();
+        let failed = |why| UplinkError::Io { vm: first, why };
+        let socket = PrivateSocket::listen().map_err(failed)?;
+        let path = option_value(socket.path());
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            let Ok(machine) = socket.accept(|| over.load(Ordering::Relaxed)) else { return };
+            // No other connection is accepted, and nothing is left of the socket.
+            drop(socket);
+            // Without a machine there is nothing to relay.
+            let _ = relay(machine, ways, report);
+        });
+        Ok(Self { path, is_over, thread: Some(thread) })
+    }
+
+    /// QEMU's arguments: the other end of its network card.
+    pub(crate) fn args(&self) -> [OsString; 2] {
+        let mut netdev = OsString::from("stream,id=net,server=off,addr.type=unix,addr.path=");
+        netdev.push(&self.path);
+        ["-netdev".into(), netdev]
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        // A panic of it has been reported.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Way {
+    /// Returns whether frames with that source address are the VM's.
+    fn has(&self, source: Mac) -> bool {
+        self.uplink.mac.is_none_or(|mac| mac == source)
+    }
+
+    /// Takes a frame of the VM's.
+    fn take(&mut self, frame: &[u8]) {
+        match frames::outgoing(frame) {
+            Verdict::Pass => {
+                if let Some((_, lane)) = &mut self.passt
+                    && lane.waiting() + size(frame) <= MOST_OUT
+                {
+                    let mut frame = frame.to_vec();
+                    if self.ports.translate_outgoing(&mut frame) {
+                        lane.push(&frame);
+                    }
+                }
+            }
+            Verdict::Answer(answer) if self.passt.is_some() && self.queued_bytes < MOST_IN => self.enqueue(answer),
+            Verdict::Answer(_) | Verdict::Drop => {}
+        }
+    }
+
+    fn enqueue(&mut self, frame: Vec<u8>) {
+        self.queued_bytes += size(&frame);
+        self.queue.push_back(frame);
+    }
+
+    fn dequeue(&mut self) -> Option<Vec<u8>> {
+        let frame = self.queue.pop_front()?;
+        self.queued_bytes -= size(&frame);
+        Some(frame)
+    }
+
+    /// Returns the events to wait for, if there are any.
+    fn wanted(&self) -> PollFlags {
+        let is_writing = self.passt.as_ref().is_some_and(|(_, lane)| lane.waiting() > 0);
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::IN, self.queued_bytes < MOST_IN);
+        wanted.set(PollFlags::OUT, is_writing);
+        wanted
+    }
+
+    /// Serves its passt. `events` are those that poll has reported.
+    fn serve(&mut self, events: PollFlags) -> Result<(), String> {
+        let Some((_, lane)) = &mut self.passt else { return Ok(()) };
+        let mut served = lane.write();
+        if served.is_ok() && events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            served = lane.read();
+        }
+        let mut taken = Vec::new();
+        let all = loop {
+            match lane.next() {
+                Ok(Some(frame)) if frames::is_incoming(frame, self.uplink.mac) => taken.push(frame.to_vec()),
+                Ok(Some(_)) => {}
+                Ok(None) => break Ok(()),
+                Err(why) => break Err(why),
+            }
+        };
+        taken.retain_mut(|frame| self.ports.translate_incoming(frame));
+        taken.into_iter().for_each(|frame| self.enqueue(frame));
+        if all.is_err() {
+            return self.end(|_| "passt has sent what is no frame".into());
+        }
+        served.or_else(|Closed| self.end(Passt::reason))
+    }
+
+    /// Ends it.
+    fn end(&mut self, reason: impl FnOnce(Passt) -> String) -> Result<(), String> {
+        match self.passt.take() {
+            Some((passt, lane)) => {
+                drop(lane);
+                Err(reason(passt))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Starts the passts, all at once, and waits until each of them answers.
+fn ways(network: &Network) -> Result<Vec<Way>, UplinkError> {
+    let passts: Vec<_> = network.uplinks.iter().map(Passt::start).collect::<Result<_, _>>()?;
+    let mut ways = Vec::new();
+    for (uplink, (mut passt, socket)) in network.uplinks.iter().zip(passts) {
+        passt.await_answer(uplink, &socket)?;
+        let lane = Lane::new(socket).map_err(|why| UplinkError::Io { vm: uplink.vm.clone(), why })?;
+        let (uplink, passt, ports) = (uplink.clone(), Some((passt, lane)), Ports::default());
+        ways.push(Way { uplink, passt, ports, queue: VecDeque::new(), queued_bytes: 0 });
+    }
+    Ok(ways)
+}
+
+/// Relays until the machine has ended.
+fn relay(machine: UnixStream, mut ways: Vec<Way>, report: impl Fn(UplinkEnd)) -> Result<(), Closed> {
+    let mut machine = Lane::new(machine).map_err(|_| Closed)?;
+    let mut turn = 0;
+    loop {
+        let events = wait(&machine, &ways)?;
+        if !(events[0] & !PollFlags::OUT).is_empty() {
+            machine.read()?;
+        }
+        while let Some(frame) = machine.next().map_err(|_| Closed)? {
+            let Some(source) = frames::source(frame) else { continue };
+            if let Some(way) = ways.iter_mut().find(|way| way.has(source)) {
+                way.take(frame);
+            }
+        }
+        for (way, events) in ways.iter_mut().zip(&events[1..]) {
+            if let Err(why) = way.serve(*events) {
+                report(UplinkEnd { vm: way.uplink.vm.clone(), why });
+            }
+        }
+        // One frame of each VM in turn.
+        let count = ways.len();
+        let mut empty = 0;
+        while machine.waiting() < BATCH && empty < count {
+            turn = (turn + 1) % count;
+            match ways[turn].dequeue() {
+                Some(frame) => {
+                    machine.push(&frame);
+                    empty = 0;
+                }
+                None => empty += 1,
+            }
+        }
+        machine.write()?;
+    }
+}
+
+/// Waits until something can be done. Returns the events of the machine's socket, and of each VM's.
+fn wait(machine: &Lane, ways: &[Way]) -> Result<Vec<PollFlags>, Closed> {
+    let mut wanted = PollFlags::IN;
+    wanted.set(PollFlags::OUT, machine.waiting() > 0);
+    let mut sockets = vec![PollFd::new(&machine.socket, wanted)];
+    let mut order = Vec::new();
+    for (at, way) in ways.iter().enumerate() {
+        if let Some((_, lane)) = &way.passt {
+            sockets.push(PollFd::new(&lane.socket, way.wanted()));
+            order.push(at + 1);
+        }
+    }
+    match poll(&mut sockets, None) {
+        Ok(_) => {}
+        Err(why) if std::io::Error::from(why).kind() == ErrorKind::Interrupted => {}
+        Err(_) => return Err(Closed),
+    }
+    let mut events = vec![PollFlags::empty(); ways.len() + 1];
+    events[0] = sockets[0].revents();
+    for (socket, at) in sockets[1..].iter().zip(order) {
+        events[at] = socket.revents();
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests;
