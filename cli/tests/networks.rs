@@ -51,7 +51,8 @@ fn vm(dir: &Path, name: &str) -> std::path::PathBuf {
 fn a_killed_network_is_one_vms_and_a_killed_run_leaves_none() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut run = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-    run.env("GNOMON_CACHE", dir.path().join("cache")).args(["run", "--forward", "b=20999:80"]);
+    run.env("GNOMON_CACHE", dir.path().join("cache")).env("XDG_RUNTIME_DIR", dir.path());
+    run.args(["run", "--forward", "b=20999:80"]);
     run.args([vm(dir.path(), "a"), vm(dir.path(), "b")]);
     run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut run = run.spawn().expect("gnomon");
@@ -80,6 +81,10 @@ fn a_killed_network_is_one_vms_and_a_killed_run_leaves_none() {
     let end = "gnomon: warning: VM a has no network to the world any more: passt was ended by signal 9";
     assert!(said.any(|line| line == end));
     assert!(said.next().is_some_and(|line| line.starts_with("gnomon: remedy: ")));
+    let mut ps = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    let listed = ps.env("XDG_RUNTIME_DIR", dir.path()).arg("ps").output().expect("gnomon ps");
+    let listed = String::from_utf8(listed.stdout).expect("text");
+    assert_eq!(listed.matches("running, lost: network").count(), 1, "{listed}");
     let rest = passts();
     assert!(rest.len() == 1 && rest[0].1.contains("--address 10.0.2.16 "), "{rest:?}");
     assert!(std::net::TcpStream::connect(("127.0.0.1", 20999)).is_ok(), "the other's port leads there still");

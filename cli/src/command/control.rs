@@ -58,10 +58,12 @@ struct Listed<'a> {
     ports: BTreeMap<String, PathBuf>,
     /// Since the VM has begun its present life.
     seconds: Option<u64>,
+    /// Devices whose host's side has ended.
+    lost: Vec<&'a str>,
 }
 
 impl<'a> Listed<'a> {
-    fn of(runs: &Runs, run: &'a str, vms: &Vms, vm: &'a VmInfo) -> Self {
+    fn of(runs: &Runs, run: &'a str, vms: &'a Vms, vm: &'a VmInfo) -> Self {
         let seconds = vm.since.map(|since| vms.now.saturating_sub(since) / vms.timebase.max(1));
         Self {
             run,
@@ -77,6 +79,7 @@ impl<'a> Listed<'a> {
                 .map(|port| (port.clone(), runs.port_path(run, &vm.name, &port)))
                 .collect(),
             seconds,
+            lost: vms.lost.iter().filter(|(of, _)| *of == vm.name).map(|(_, device)| device.as_str()).collect(),
         }
     }
 
@@ -84,7 +87,11 @@ impl<'a> Listed<'a> {
         [
             self.run.into(),
             self.vm.into(),
-            self.state.into(),
+            if self.lost.is_empty() {
+                self.state.into()
+            } else {
+                format!("{}, lost: {}", self.state, self.lost.join(", "))
+            },
             self.mode.unwrap_or("-").into(),
             self.vcpus.to_string(),
             Size(self.memory_bytes).to_string(),

@@ -45,6 +45,8 @@ struct Shared {
     clients: AtomicUsize,
     /// The number of connections to ports so far.
     connections: AtomicU32,
+    /// By VM, devices whose host's side has ended.
+    lost: Mutex<Vec<(String, String)>>,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -53,6 +55,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct Bridge {
     claim: Arc<Claim>,
+    shared: Arc<Shared>,
 }
 
 impl Bridge {
@@ -66,7 +69,7 @@ impl Bridge {
     pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
         let claim = Arc::new(claim);
         let shared = Arc::new(Shared { patience, ..Shared::default() });
-        let (machine, own) = (Arc::clone(&shared), Arc::downgrade(&claim));
+        let (machine, bridge, own) = (Arc::clone(&shared), Arc::clone(&shared), Arc::downgrade(&claim));
         // Clones, so that the files go when the run does, whatever threads are left.
         if let Ok(listener) = claim.machine.try_clone() {
             thread::spawn(move || {
@@ -108,7 +111,16 @@ impl Bridge {
                 }
             });
         }
-        Self { claim }
+        Self { claim, shared: bridge }
+    }
+
+    /// Has commands told from now on that the host's side of a VM's device has ended.
+    pub fn lost(&self, vm: &str, device: String) {
+        let mut all = self.shared.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = (vm.to_owned(), device);
+        if !all.contains(&lost) {
+            all.push(lost);
+        }
     }
 
     /// The run's name.
@@ -150,8 +162,11 @@ impl Shared {
                         (number, refuse("a port has a socket of its own: connect to that"))
                     }
                     Ok((number, request)) => match self.pass_on(&request) {
-                        Some(answer) => {
+                        Some(mut answer) => {
                             self.note(held, &request, &answer);
+                            if let Answer::Vms(vms) = &mut answer {
+                                vms.lost.clone_from(&self.lost.lock().unwrap_or_else(PoisonError::into_inner));
+                            }
                             (number, answer)
                         }
                         // The run is about to end: a command takes the closed connection for that.

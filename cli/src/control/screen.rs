@@ -166,7 +166,12 @@ mod tests {
             (number, counted.into_iter().chain([("frames.guest".into(), 512), ("frames.table".into(), 3)]).collect())
         };
         Sample {
-            vms: Vms { now: second * 10_000_000, timebase: 10_000_000, vms: (0..vms).map(vm).collect() },
+            vms: Vms {
+                now: second * 10_000_000,
+                timebase: 10_000_000,
+                vms: (0..vms).map(vm).collect(),
+                lost: Vec::new(),
+            },
             host: [("frames.total".to_owned(), 65_536), ("heap.used".to_owned(), 1 << 20)].into(),
             counters: (0..vms).map(counts).collect(),
             harts: vec![HartTimes { guest: 90 * second, host: 2 * second, idle: 8 * second }; harts],

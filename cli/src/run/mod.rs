@@ -65,7 +65,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let mut spec = prepared.machine.clone();
     spec.sandbox = !show.is_unconfined;
     trouble::unconfined(&spec).iter().for_each(|line| tty::say(line));
-    let _bridge = reach(prepared, &mut spec, &show.reach)?;
+    let bridge = reach(prepared, &mut spec, &show.reach)?;
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
@@ -101,6 +101,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         if let Piece::Trouble(trouble) = piece {
             trouble::lines(prepared, trouble).iter().for_each(|line| view.say(line));
+            if let (Some(bridge), Some((vm, device))) = (&bridge, trouble::lost(prepared, trouble)) {
+                bridge.lost(vm, device);
+            }
         }
         view.piece(piece)
     })?;

@@ -20,6 +20,17 @@ pub(super) fn lines(prepared: &Prepared, trouble: &Trouble) -> [String; 2] {
     }
 }
 
+/// The VM and the device that it has lost for the rest of the run, if that is what happened.
+pub(super) fn lost<'a>(prepared: &'a Prepared, trouble: &'a Trouble) -> Option<(&'a str, String)> {
+    match trouble {
+        Trouble::File(_) => None,
+        Trouble::Share(LostShare { number, .. }) => {
+            Some((&prepared.share_owners[*number], format!("share {}", prepared.machine.shares[*number].name)))
+        }
+        Trouble::Uplink(end) => Some((&end.vm, "network".into())),
+    }
+}
+
 fn of_share(prepared: &Prepared, lost: &LostShare) -> [String; 2] {
     let (share, vm) = (&prepared.machine.shares[lost.number], &prepared.share_owners[lost.number]);
     [

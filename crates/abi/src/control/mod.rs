@@ -213,6 +213,8 @@ pub struct Vms {
     pub timebase: u64,
     /// The VMs.
     pub vms: Vec<VmInfo>,
+    /// By the name of a VM, devices of it whose host's side has ended. The run adds them; the machine knows of none.
+    pub lost: Vec<(String, String)>,
 }
 
 /// The description of a VM.
@@ -289,7 +291,7 @@ mod tests {
             Answer::Done,
             Answer::Refused("why".into()),
             Answer::Hello(Hello { version: "0.1".into(), harts: 64 }),
-            Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64] }),
+            Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64], lost: Vec::new() }),
             Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
             Answer::Values(vec![0, 300, u64::MAX]),
             Answer::Tunables(vec![("reclaim".into(), "on".into())]),
