@@ -43,8 +43,9 @@ pub fn root() -> PathBuf {
 /// If it cannot be made.
 pub fn cache(name: &str) -> Result<PathBuf, IoError> {
     let base = match std::env::var_os("GNOMON_CACHE") {
-        Some(cache) => cache.into(),
-        None => root().join(".cache"),
+        // Empty is unset, as for the script.
+        Some(cache) if !cache.is_empty() => cache.into(),
+        _ => root().join(".cache"),
     };
     let dir = base.join(name);
     fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;

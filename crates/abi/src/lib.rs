@@ -1,6 +1,6 @@
-//! Formats that cross a boundary: the bundle of VM images that the command line hands to the hypervisor, the records
-//! that the hypervisor prints for programs to read, the messages of the control channel, snapshots of VMs, the page
-//! that a kernel may share with it, the packets of shares, and the reports of test guests.
+//! Formats that cross a boundary: the bundle of VM images, from the command to the hypervisor; the hypervisor's records
+//! for programs; the messages of the control channel; snapshots of VMs; the page of the root cache, between a guest's
+//! kernel and the hypervisor; the packets of shares; and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 

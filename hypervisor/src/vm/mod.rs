@@ -134,6 +134,8 @@ pub struct Vm {
     pub tree: Vec<u8>,
     /// The virtualization of its memory.
     pub translation: Translation,
+    /// Set if the guest is promised that A and D are updated for it ([`Offer::svadu`]).
+    pub svadu: bool,
     /// Its memory; `None` before the start and after the end. Shared by vCPUs that fill the G-stage table.
     pub memory: SharedLock<Option<Memory>>,
     /// The counts of its memory's engines in the lives before the present one. In a box, so that one load reaches all
@@ -247,11 +249,12 @@ impl Vm {
         let devices = Devices::new(&config, offer);
         let places = devices.all().iter().map(Device::place).collect();
         devices.attach(handle);
-        let translation = Translation::from(offer.mode(&config));
+        let (translation, svadu) = (Translation::from(offer.mode(&config)), offer.svadu(&config));
         Self {
             handle,
             memory: SharedLock::new(None),
             translation,
+            svadu,
             past: Box::default(),
             places,
             devices,

@@ -138,7 +138,7 @@ fn told(g: &Gnomon, vm: &Vm, time: u64) -> Told {
         blocks: [isa.cbom_block, isa.cboz_block, isa.cbop_block],
         formats: offer.formats.iter().map(|format| format.mode).collect(),
         vlenb: offer.vlenb as u32,
-        svadu: offer.svadu(config),
+        svadu: vm.svadu,
         has_balloon: vm.devices.has::<Mmio<Balloon>>(),
         disks: snapshot::disks(config, offer),
         mac: config.mac.filter(|_| vm.devices.has::<Mmio<Net>>()),

@@ -142,7 +142,7 @@ pub(crate) fn build(
     mem: &mut impl PhysMem,
 ) -> Result<Shadow, String> {
     let config = &vm.config;
-    let ad = if g.offer.svadu(config) { AdPolicy::Svadu } else { AdPolicy::Svade };
+    let ad = if vm.svadu { AdPolicy::Svadu } else { AdPolicy::Svade };
     let first_serial = vm.past.lock().serials;
     let pages = match pages(upkeep, config) {
         Ok(pages) => pages,

@@ -86,7 +86,7 @@ impl Env for Hart {
         let stays = run.last_hart == self.index;
         let acquired = self.tags.views[run.vm.slot()].vmids.come(&mut run.vmid, stays, &mut self.tags.vmids);
         self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(run.vmid.id()), table));
-        self.guest.set_svadu(self.g.offer.svadu(&run.vm.config));
+        self.guest.set_svadu(run.vm.svadu);
         if acquired == Acquired::RolledOver {
             fence::gvma_all();
         }
