@@ -43,6 +43,9 @@ enum Action {
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
+    /// Becomes QEMU in a sandbox, for the run that has started it.
+    #[command(hide = true)]
+    Confine(crate::machine::confine::ConfineArgs),
     /// Serves a share, for the run that has started it.
     #[command(hide = true)]
     ShareServer(crate::machine::server::ServerArgs),
@@ -76,6 +79,7 @@ impl Action {
             | Self::Console(_)
             | Self::Port(_)
             | Self::Gdb(_)
+            | Self::Confine(_)
             | Self::ShareServer(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -109,6 +113,7 @@ pub fn main() -> ExitCode {
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
+        Action::Confine(args) => Ok(args.run()),
         Action::ShareServer(args) => Ok(args.run()),
         Action::Needs { words } => {
             needs(words).into_iter().for_each(|need| println!("{}", need.name()));

@@ -74,7 +74,7 @@ impl TestArgs {
         // Its own, and that of all that it has started.
         let cpu = processors::so_far(std::process::id()).unwrap_or_default();
         tally.times(wall, cpu).iter().for_each(|line| println!("{line}"));
-        tally.failures().for_each(|line| println!("{line}"));
+        tally.explained().for_each(|line| println!("{line}"));
         println!("{}", tally.summary());
         if let Some(path) = &self.junit {
             let mut text = Vec::new();

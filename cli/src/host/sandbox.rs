@@ -1,16 +1,21 @@
 //! A process that confines itself before it reads what a guest has written.
 //!
-//! - Landlock: it opens files only beneath the named places.
-//! - seccomp: it makes no other system calls than those of a list. Another one ends it.
+//! - Landlock: it opens files only beneath the named places, and makes no TCP connections.
+//! - seccomp: it makes no other system calls than those of a list. Another one ends it. (QEMU has a list of its own.)
 //! - Limits: of descriptors and of memory. No core file.
 //! - No new privileges by programs that it might start, and no debugger of the same user.
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
+    RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use miette::Diagnostic;
-use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, Signal, getppid, getrlimit, set_dumpable_behavior,
+    set_parent_process_death_signal, setrlimit,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -27,12 +32,23 @@ const NEWEST: ABI = ABI::V7;
 pub struct Sandbox {
     /// Directories and files, with all beneath them.
     pub places: Vec<(OwnedFd, Reach)>,
-    /// The numbers of its system calls. Memory that can be executed is never among what `mmap` and `mprotect` give.
-    pub calls: Vec<libc::c_long>,
+    /// Its system calls.
+    pub calls: Calls,
     /// Most descriptors; fewer if the user may have fewer.
     pub descriptors: u64,
     /// Most bytes of memory of its own.
     pub memory: u64,
+    /// Set if it may use TCP.
+    pub has_tcp: bool,
+}
+
+/// The system calls of a process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Calls {
+    /// These numbers. Memory that can be executed is never among what `mmap` and `mprotect` give.
+    Listed(Vec<libc::c_long>),
+    /// Those that the program which the process becomes leaves to itself.
+    Any,
 }
 
 /// The use of a place.
@@ -40,6 +56,8 @@ pub struct Sandbox {
 pub enum Reach {
     /// Files are read, directories are listed.
     Read,
+    /// Files are also run.
+    Run,
     /// Files are also made, written, renamed and removed; devices are not made.
     Write,
 }
@@ -75,6 +93,16 @@ pub fn check() -> Result<(), SandboxError> {
     created.map(drop).map_err(|why| SandboxError::NoLandlock(why.to_string()))
 }
 
+/// Ends the calling process when its parent ends, which is the process `parent`.
+///
+/// # Errors
+/// If that has ended already.
+pub fn end_with(parent: i32) -> Result<(), Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let is_there = getppid().is_some_and(|now| now.as_raw_nonzero().get() == parent);
+    if is_there { Ok(()) } else { Err(Errno::SRCH) }
+}
+
 /// Sets the limits alone, which need no kernel of any age. Returns the descriptors that there may be.
 ///
 /// # Errors
@@ -100,32 +128,49 @@ impl Sandbox {
         let failed = |what| move |why: &dyn std::fmt::Display| SandboxError::Failed { what, why: why.to_string() };
         let descriptors = limit(self.descriptors, self.memory)?;
         set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|why| failed("debuggers")(&why))?;
-        let status = restrict(self.places).map_err(|why| failed("Landlock")(&why))?;
+        let status = restrict(self.places, self.has_tcp).map_err(|why| failed("Landlock")(&why))?;
         if status.ruleset == RulesetStatus::NotEnforced || !status.no_new_privs {
             return Err(failed("Landlock")(&"it is not in force"));
         }
-        let filter = filter(&self.calls).map_err(|why| failed("seccomp")(&why))?;
-        seccompiler::apply_filter(&filter).map_err(|why| failed("seccomp")(&why))?;
+        if let Calls::Listed(calls) = &self.calls {
+            let filter = filter(calls).map_err(|why| failed("seccomp")(&why))?;
+            seccompiler::apply_filter(&filter).map_err(|why| failed("seccomp")(&why))?;
+        }
         Ok(descriptors)
     }
 }
 
-fn restrict(places: Vec<(OwnedFd, Reach)>) -> Result<RestrictionStatus, RulesetError> {
-    let ruleset = Ruleset::default()
+fn restrict(places: Vec<(OwnedFd, Reach)>, has_tcp: bool) -> Result<RestrictionStatus, RulesetError> {
+    let mut ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::HardRequirement)
         .handle_access(AccessFs::from_all(LEAST))?
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
-        .handle_access(AccessNet::from_all(NEWEST))?
         .scope(Scope::from_all(NEWEST))?;
-    let read = AccessFs::ReadFile | AccessFs::ReadDir;
-    let denied = AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
-    let write = AccessFs::from_all(NEWEST) & !denied;
+    if !has_tcp {
+        ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
+    }
     let rules = places.into_iter().map(|(place, reach)| {
-        let access = if reach == Reach::Write { write } else { read };
+        let access = access(&place, reach);
         Ok::<_, RulesetError>(PathBeneath::new(place, access))
     });
     ruleset.create()?.add_rules(rules)?.restrict_self()
+}
+
+fn access(place: &OwnedFd, reach: Reach) -> BitFlags<AccessFs> {
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let denied = AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
+    let wanted = match reach {
+        Reach::Read => read,
+        Reach::Run => read | AccessFs::Execute,
+        Reach::Write => AccessFs::from_all(NEWEST) & !denied,
+    };
+    // A directory's rights are errors for a file; a block device says its size by `ioctl` only.
+    match fstat(place).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+        Ok(FileType::Directory) => wanted,
+        Ok(FileType::BlockDevice) => wanted & AccessFs::from_file(NEWEST) | AccessFs::IoctlDev,
+        Ok(_) | Err(_) => wanted & AccessFs::from_file(NEWEST),
+    }
 }
 
 fn filter(calls: &[libc::c_long]) -> Result<BpfProgram, seccompiler::BackendError> {

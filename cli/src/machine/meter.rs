@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The files of reports. Each begins with the cores.
-const FILE: Kind = Kind { what: "a report of the meter's", mark: b"\"costs_are_guesses\": " };
+pub(super) const FILE: Kind = Kind { what: "a report of the meter's", mark: b"\"costs_are_guesses\": " };
 
 /// The events to count, and the report's file.
 #[derive(Clone, PartialEq, Eq, Debug)]

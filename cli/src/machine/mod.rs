@@ -1,6 +1,7 @@
 //! QEMU's machine: its devices, its command line, its process and output, and the meter.
 
 pub mod board;
+pub mod confine;
 pub mod disk;
 pub mod meter;
 pub mod monitor;
@@ -10,6 +11,7 @@ pub mod port;
 pub mod process;
 pub mod qemu;
 pub mod relay;
+pub mod scratch;
 pub mod server;
 pub mod servers;
 pub mod share;

@@ -1,13 +1,10 @@
 //! Errors of the host's files, as QEMU's monitor reports them (QMP, the event `BLOCK_IO_ERROR`).
 
-use crate::host::socket::PrivateSocket;
-use crate::host::words::option_value;
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Result, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 /// The request after which events are reported.
@@ -47,55 +44,36 @@ enum Line {
     Error { device: String, operation: Operation, reason: String },
 }
 
-/// A monitor that QEMU is to connect to.
-#[derive(Debug)]
-pub struct Monitor(PrivateSocket);
+/// The descriptor by which QEMU has its end of the monitor's socket.
+pub(super) const DESCRIPTOR: i32 = 8;
+/// QEMU's arguments for a monitor.
+pub(super) const ARGS: [&str; 4] = ["-chardev", "socket,id=monitor,fd=8", "-mon", "chardev=monitor,mode=control"];
 
-impl Monitor {
-    /// Makes its socket.
+/// The reader of a monitor. Dropping it waits until QEMU has ended.
+#[derive(Debug)]
+pub struct Follower(Option<JoinHandle<()>>);
+
+impl Follower {
+    /// Passes each error on, once for each device and kind, until QEMU ends or `report` returns false. Returns QEMU's end of the socket as
+    /// well, which must be closed here before this is dropped.
     ///
     /// # Errors
-    /// If the place for scratch files cannot be written.
-    pub fn listen() -> Result<Self> {
-        PrivateSocket::listen().map(Self)
-    }
-
-    /// QEMU's arguments.
-    pub(crate) fn args(&self) -> [OsString; 4] {
-        let mut chardev = OsString::from("socket,id=monitor,server=off,path=");
-        chardev.push(option_value(self.0.path()));
-        ["-chardev".into(), chardev, "-mon".into(), "chardev=monitor,mode=control".into()]
-    }
-
-    /// Passes each error on, once for each device and kind, until QEMU ends or `report` returns false.
-    #[must_use]
-    pub fn follow(self, report: impl FnMut(FileError) -> bool + Send + 'static) -> Follower {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let over = Arc::clone(&is_over);
+    /// If there are no sockets.
+    pub fn start(report: impl FnMut(FileError) -> bool + Send + 'static) -> Result<(OwnedFd, Self)> {
+        let (mut ours, qemu) = UnixStream::pair()?;
         let thread = std::thread::spawn(move || {
-            let Ok(mut stream) = self.0.accept(|| over.load(Ordering::Relaxed)) else { return };
-            // No other connection is accepted, and nothing is left of the socket.
-            drop(self);
-            if stream.write_all(BEGIN).is_ok() {
-                read(BufReader::new(stream), report);
+            if ours.write_all(BEGIN).is_ok() {
+                read(BufReader::new(ours), report);
             }
         });
-        Follower { is_over, thread: Some(thread) }
+        Ok((qemu.into(), Self(Some(thread))))
     }
-}
-
-/// The reader of a monitor. Dropping it waits until QEMU has ended, if QEMU has connected.
-#[derive(Debug)]
-pub struct Follower {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
         // A panic of it has been reported.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let _ = self.0.take().map(JoinHandle::join);
     }
 }
 
@@ -114,6 +92,11 @@ fn read(lines: impl BufRead, mut report: impl FnMut(FileError) -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn qemu_is_told_the_descriptor() {
+        assert!(ARGS[1].ends_with(&format!("fd={DESCRIPTOR}")));
+    }
 
     #[test]
     fn errors_are_reported_once() {

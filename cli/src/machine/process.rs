@@ -1,11 +1,14 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
+use crate::host::output::OutputError;
 use crate::host::processors;
-use crate::host::tty;
-use crate::machine::monitor::{Follower, Monitor};
+use crate::host::sandbox::{self, SandboxError};
+use crate::machine::confine;
+use crate::machine::monitor::{self, Follower};
 use crate::machine::passt::UplinkError;
 use crate::machine::qemu::{MachineSpec, QEMU};
-use crate::machine::relay::Relay;
+use crate::machine::relay::{self, Relay};
+use crate::machine::scratch::Scratch;
 use crate::machine::servers::{ServerError, Servers};
 use crate::machine::share;
 use crate::machine::stream::{Piece, RecordFilter, Trouble};
@@ -47,6 +50,14 @@ pub enum MachineError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Server(#[from] ServerError),
+    /// QEMU cannot be confined.
+    #[error("cannot run {QEMU} in a sandbox: {0}")]
+    #[diagnostic(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// The meter's report could not be written.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Report(#[from] OutputError),
     /// A VM could not be connected with the world.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -60,6 +71,7 @@ pub struct Machine {
     events: Receiver<Event>,
     input: Input,
     stderr: Option<JoinHandle<String>>,
+    scratch: Option<Scratch>,
     _follower: Option<Follower>,
     /// Ended after QEMU, which would report their end otherwise.
     _servers: Servers,
@@ -160,46 +172,52 @@ impl Machine {
     /// # Errors
     /// [`MachineError`].
     pub fn start(spec: &MachineSpec) -> Result<(Self, Stopper), MachineError> {
+        if spec.sandbox {
+            sandbox::check()?;
+        }
         let (mut servers, sockets) = Servers::start(&spec.shares, spec.sandbox)?;
-        let mut command = end_with_parent(QEMU);
-        // Without files there are no errors of files.
-        let has_files = spec.swap.is_some() || !spec.disks.is_empty();
-        let monitor = has_files.then(Monitor::listen).transpose().unwrap_or_else(|why| {
-            tty::say(&format!(
-                "gnomon: warning: errors of disks' files will reach guests without a message here: {why}"
-            ));
-            None
-        });
+        let (scratch, spec) = Scratch::of(spec)?;
+        confine::make_logs(&spec)?;
+        let mut command = confine::qemu(&spec, scratch.as_ref().map(Scratch::path));
         let (sender, events) = channel();
         let reporter = sender.clone();
         // Without a receiver of events, the machine is about to end.
         let report = move |end| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Uplink(end))));
         let relay = spec.net.as_ref().map(|net| Relay::start(net, report)).transpose()?;
-        command.args(spec.args()).args(monitor.iter().flat_map(Monitor::args));
-        command.args(relay.iter().flat_map(Relay::args));
+        let reporter = sender.clone();
+        let report = move |error| reporter.send(Event::Piece(Piece::Trouble(Trouble::File(error)))).is_ok();
+        // Without files there are no errors of files.
+        let has_files = spec.swap.is_some() || !spec.disks.is_empty();
+        let follower = has_files.then(|| Follower::start(report)).transpose()?;
+        command.args(spec.args());
+        command.args(follower.iter().flat_map(|_| monitor::ARGS)).args(relay.iter().flat_map(|_| relay::ARGS));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mappings = sockets.into_iter().enumerate();
-        let mappings = mappings.map(|(number, parent_fd)| FdMapping { parent_fd, child_fd: share::descriptor(number) });
+        let shares = sockets.into_iter().enumerate().map(|(number, socket)| (socket, share::descriptor(number)));
+        let (monitor, follower) = follower.unzip();
+        let (card, relay) = relay.unzip();
+        let others = monitor.map(|socket| (socket, monitor::DESCRIPTOR)).into_iter();
+        let others = others.chain(card.map(|socket| (socket, relay::DESCRIPTOR)));
+        let mappings = shares.chain(others).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command
             .fd_mappings(mappings.collect())
             .map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
-        let mut child = command.spawn()?;
-        // QEMU's ends of the sockets are QEMU's alone.
+        let child = command.spawn();
+        // QEMU's ends of the sockets are QEMU's alone, also if there is no QEMU: their readers here end with it.
         drop(command);
+        let mut child = child?;
         let gone = || MachineError::Qemu(std::io::Error::from(ErrorKind::BrokenPipe));
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
         let input = Input(Arc::new(Mutex::new(child.stdin.take().ok_or_else(gone)?)));
         let stopper = Stopper(sender.clone());
         let reporter = sender.clone();
-        let report = move |error| reporter.send(Event::Piece(Piece::Trouble(Trouble::File(error)))).is_ok();
-        let reporter = sender.clone();
         // If nothing runs any more, there is nothing to be told.
         servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Share(lost)))));
-        let follower = monitor.map(|monitor| monitor.follow(report));
         std::thread::spawn(move || read_console(stdout, &sender));
         let stderr = Some(std::thread::spawn(move || read_all(stderr)));
-        Ok((Self { child, events, input, stderr, _follower: follower, _relay: relay, _servers: servers }, stopper))
+        let machine =
+            Self { child, events, input, stderr, scratch, _follower: follower, _relay: relay, _servers: servers };
+        Ok((machine, stopper))
     }
 
     /// The way to its console.
@@ -271,6 +289,7 @@ impl Machine {
         outcome.cpu = processors::wait(&self.child)?;
         outcome.status = Some(self.child.wait()?);
         outcome.stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        self.scratch.as_ref().map_or(Ok(()), Scratch::publish)?;
         Ok(outcome)
     }
 

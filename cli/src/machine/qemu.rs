@@ -1,17 +1,20 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
+use crate::host::sandbox::Reach;
 use crate::host::size::Size;
 use crate::host::words::{option_value, quoted_for_bash};
 use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::confine::find_program;
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Network};
 use crate::machine::share::{self, Share};
 use crate::machine::swap;
 use miette::Diagnostic;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// The program.
 pub const QEMU: &str = "qemu-system-riscv64";
@@ -63,7 +66,7 @@ pub struct MachineSpec {
     pub disks: Vec<Disk>,
     /// The VMs' shares, by number.
     pub shares: Vec<Share>,
-    /// Set if the servers of shares confine themselves.
+    /// Set if QEMU and the servers of shares confine themselves.
     pub sandbox: bool,
     /// Set if there is a source of random bytes for VMs.
     pub rng: bool,
@@ -71,8 +74,10 @@ pub struct MachineSpec {
     pub net: Option<Network>,
     /// The socket of the control channel, if there is one. It must be listening when the machine starts.
     pub control: Option<PathBuf>,
-    /// Further arguments for QEMU.
+    /// Further arguments for QEMU. Files that they name, and that exist, may be read and written.
     pub extra: Vec<String>,
+    /// Further files and directories of the machine.
+    pub files: Vec<(PathBuf, Reach)>,
 }
 
 /// The reason why there is no machine.
@@ -113,14 +118,29 @@ pub fn version() -> Result<String, QemuError> {
     }
 }
 
+/// The directories of QEMU's own data, such as firmware.
+fn data() -> Result<Vec<PathBuf>, QemuError> {
+    let output = Command::new(QEMU).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    Ok(String::from_utf8_lossy(&output.stdout).lines().map(|dir| PathBuf::from(dir.trim())).collect())
+}
+
+/// The directories of QEMU's own data if its program is none of the system's, such as one that its user has built.
+pub(super) fn own_data() -> &'static [PathBuf] {
+    static DATA: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let is_of_system = || {
+        let program = find_program(OsStr::new(QEMU)).and_then(|file| file.canonicalize().ok());
+        program.is_none_or(|file| file.starts_with("/usr"))
+    };
+    // Without QEMU, its start fails with a message of its own.
+    DATA.get_or_init(|| if is_of_system() { Vec::new() } else { data().unwrap_or_default() })
+}
+
 /// The firmware that QEMU loads for `-bios default`: OpenSBI. It has a package and versions of its own.
 ///
 /// # Errors
 /// [`QemuError::Missing`], [`QemuError::NoFirmware`].
 pub fn firmware() -> Result<PathBuf, QemuError> {
-    let output = Command::new(QEMU).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let files = text.lines().map(|dir| Path::new(dir.trim()).join(FIRMWARE));
+    let files = data()?.into_iter().map(|dir| dir.join(FIRMWARE));
     files.into_iter().find(|file| file.is_file()).ok_or(QemuError::NoFirmware)
 }
 
@@ -232,6 +252,7 @@ mod tests {
             net: None,
             control: None,
             extra: vec![],
+            files: vec![],
         }
     }
 

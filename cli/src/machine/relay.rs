@@ -15,8 +15,6 @@ mod frames;
 mod lane;
 mod udp;
 
-use crate::host::socket::PrivateSocket;
-use crate::host::words::option_value;
 use crate::machine::net::{Network, Uplink};
 use crate::machine::passt::{Passt, UplinkError};
 use abi::mac::Mac;
@@ -24,11 +22,9 @@ use frames::Verdict;
 use lane::{Closed, Lane, size};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use udp::Ports;
 
@@ -48,13 +44,14 @@ pub struct UplinkEnd {
     pub why: String,
 }
 
-/// A relay. Dropping it waits until QEMU has ended, if QEMU has connected, and ends the passts.
+/// The descriptor by which QEMU has its end of the stream.
+pub(super) const DESCRIPTOR: i32 = 9;
+/// QEMU's arguments for the other end of its network card.
+pub(super) const ARGS: [&str; 2] = ["-netdev", "stream,id=net,server=off,addr.type=fd,addr.str=9"];
+
+/// A relay. Dropping it waits until QEMU has ended, and ends the passts.
 #[derive(Debug)]
-pub struct Relay {
-    path: OsString,
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct Relay(Option<JoinHandle<()>>);
 
 /// A VM's way through the relay.
 struct Way {
@@ -68,41 +65,30 @@ struct Way {
 }
 
 impl Relay {
-    /// Starts a passt for each VM, and the relay. `report` is told of VMs whose network ends before the machine.
+    /// Starts a passt for each VM, and the relay. `report` is told of VMs whose network ends before the machine. Returns QEMU's end of the
+    /// stream as well, which must be closed here before this is dropped.
     ///
     /// # Errors
     /// [`UplinkError`].
-    pub fn start(network: &Network, report: impl Fn(UplinkEnd) + Send + 'static) -> Result<Self, UplinkError> {
+    pub fn start(
+        network: &Network,
+        report: impl Fn(UplinkEnd) + Send + 'static,
+    ) -> Result<(OwnedFd, Self), UplinkError> {
         let ways = ways(network)?;
         let first = network.uplinks.first().map(|uplink| uplink.vm.clone()).unwrap_or_default();
-        let failed = |why| UplinkError::Io { vm: first, why };
-        let socket = PrivateSocket::listen().map_err(failed)?;
-        let path = option_value(socket.path());
-        let is_over = Arc::new(AtomicBool::new(false));
-        let over = Arc::clone(&is_over);
+        let (ours, qemu) = UnixStream::pair().map_err(|why| UplinkError::Io { vm: first, why })?;
         let thread = std::thread::spawn(move || {
-            let Ok(machine) = socket.accept(|| over.load(Ordering::Relaxed)) else { return };
-            // No other connection is accepted, and nothing is left of the socket.
-            drop(socket);
             // Without a machine there is nothing to relay.
-            let _ = relay(machine, ways, report);
+            let _ = relay(ours, ways, report);
         });
-        Ok(Self { path, is_over, thread: Some(thread) })
-    }
-
-    /// QEMU's arguments: the other end of its network card.
-    pub(crate) fn args(&self) -> [OsString; 2] {
-        let mut netdev = OsString::from("stream,id=net,server=off,addr.type=unix,addr.path=");
-        netdev.push(&self.path);
-        ["-netdev".into(), netdev]
+        Ok((qemu.into(), Self(Some(thread))))
     }
 }
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
         // A panic of it has been reported.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let _ = self.0.take().map(JoinHandle::join);
     }
 }
 

@@ -3,9 +3,9 @@
 //! Its standard input is the socket that QEMU's device is at the other end of. It writes one line to its standard output:
 //! [`READY`], or the reason why there is no server.
 
-use crate::host::sandbox::{self, Reach, Sandbox, SandboxError};
+use crate::host::sandbox::{self, Calls, Reach, Sandbox, SandboxError};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal, umask};
+use rustix::process::umask;
 use share::files::Descriptors;
 use share::server::Server;
 use std::path::Path;
@@ -71,10 +71,7 @@ impl ServerArgs {
 
     fn server(&self) -> Result<Server, Failure> {
         let system = |what| move |why| Failure::System(what, why);
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(system("the parent's end"))?;
-        if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != self.parent) {
-            return Err(Failure::System("the parent", rustix::io::Errno::SRCH));
-        }
+        sandbox::end_with(self.parent).map_err(system("the parent"))?;
         // Rights of new files are the guest's to say.
         umask(Mode::empty());
         let root = open(&self.dir).map_err(system("the directory"))?;
@@ -91,7 +88,8 @@ impl ServerArgs {
         }
         let reach = if self.readonly { Reach::Read } else { Reach::Write };
         let place = root.try_clone().map_err(|_| Failure::System("the directory", rustix::io::Errno::MFILE))?;
-        let sandbox = Sandbox { places: vec![(place, reach)], calls: calls(), descriptors, memory: MEMORY };
+        let places = vec![(place, reach)];
+        let sandbox = Sandbox { places, calls: Calls::Listed(calls()), descriptors, memory: MEMORY, has_tcp: false };
         Ok(sandbox.enter()?)
     }
 }

@@ -1,5 +1,6 @@
 //! The servers of a machine's shares: they are started before QEMU, watched, and end with it.
 
+use super::confine::THIS_PROGRAM;
 use super::server::READY;
 use super::share::Share;
 use miette::Diagnostic;
@@ -13,8 +14,6 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// This program, also if its file was replaced meanwhile.
-const THIS_PROGRAM: &str = "/proc/self/exe";
 /// The bytes of packets that may wait in a socket.
 const WAITING: usize = 256 << 10;
 /// The most that is shown of what a server says at its end, in bytes.

@@ -221,6 +221,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         net,
         control: None,
         extra: spec.qemu_args.clone(),
+        files: Vec::new(),
     };
     Ok(Prepared {
         machine,

@@ -6,6 +6,7 @@ use crate::machine::disk::{self, Use};
 use crate::machine::monitor::{FileError, Operation};
 use crate::machine::qemu::MachineSpec;
 use crate::machine::relay::UplinkEnd;
+use crate::machine::scratch;
 use crate::machine::servers::LostShare;
 use crate::machine::stream::Trouble;
 use crate::machine::swap;
@@ -59,7 +60,9 @@ fn of_file(prepared: &Prepared, error: &FileError) -> [String; 2] {
         Some(number) => {
             let (disk, vm) = (&prepared.machine.disks[number], &prepared.disk_owners[number]);
             let (file, on) = match disk.use_ {
-                Use::Snapshot if error.operation == Operation::Write => (scratch(), "the scratch file of its disk"),
+                Use::Snapshot if error.operation == Operation::Write => {
+                    (scratch::directory(), "the scratch file of its disk")
+                }
                 _ => (disk.file.clone(), "its disk"),
             };
             let what = format!("VM {vm}: {on} {}", disk.file.display());
@@ -97,21 +100,10 @@ fn reason(error: &FileError, file: &Path) -> String {
     error.reason.clone()
 }
 
-/// The directory in which QEMU keeps what guests write with `--snapshot`.
-fn scratch() -> PathBuf {
-    let dir = std::env::temp_dir();
-    if dir == Path::new("/tmp") { "/var/tmp".into() } else { dir }
-}
-
-/// The warning about a run whose servers do not confine themselves.
-pub(super) fn unconfined(machine: &MachineSpec) -> Vec<String> {
-    if machine.sandbox || machine.shares.is_empty() {
-        return Vec::new();
-    }
-    let dirs: Vec<_> = machine.shares.iter().map(|share| share.dir.as_str()).collect();
-    vec![format!(
-        "gnomon: WARNING: --no-sandbox: the servers of the shares ({}) may open all that you may. A guest that finds a fault in them has \
+/// The warning about a run whose processes do not confine themselves.
+pub(super) fn unconfined(machine: &MachineSpec) -> Option<&'static str> {
+    (!machine.sandbox).then_some(
+        "gnomon: WARNING: --no-sandbox: QEMU and the servers of shares may open all that you may. A guest that finds a fault in them has \
          your rights",
-        dirs.join(", ")
-    )]
+    )
 }

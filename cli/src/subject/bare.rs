@@ -2,6 +2,7 @@
 //! tested on and that Gnomon is measured against.
 
 use crate::host::place::Unnamed;
+use crate::host::sandbox::Reach;
 use crate::host::size::Size;
 use crate::host::words::option_value;
 use crate::machine::board::{Clock, HExtension};
@@ -14,7 +15,7 @@ use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 use miette::{IntoDiagnostic, miette};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tempfile::NamedTempFile;
+use tempfile::TempDir;
 
 /// QEMU writes a device tree sooner.
 const DUMP_PATIENCE: Duration = Duration::from_secs(60);
@@ -60,6 +61,7 @@ impl BareSpec {
             net,
             control: None,
             extra: Vec::new(),
+            files: Vec::new(),
         }
     }
 }
@@ -93,14 +95,16 @@ pub fn run(
 /// # Errors
 /// If QEMU does not say what its device tree is, or scratch files cannot be written.
 pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, Unnamed)> {
-    // QEMU writes another file and gives it this name: an unnamed one would stay empty.
-    let dumped = NamedTempFile::new().into_diagnostic()?;
+    // QEMU writes another file and gives it this name.
+    let dir = TempDir::new().into_diagnostic()?;
+    let dumped = dir.path().join("dtb");
     let mut dump = machine.clone();
-    let path = option_value(dumped.path());
+    dump.files.push((dir.path().to_owned(), Reach::Write));
+    let path = option_value(&dumped);
     dump.extra.extend(["-machine".into(), format!("dumpdtb={}", path.display())]);
     let (running, _) = Machine::start(&dump)?;
     running.run(Some(Instant::now() + DUMP_PATIENCE), |_| Next::Continue)?;
-    let blob = std::fs::read(dumped.path()).into_diagnostic()?;
+    let blob = std::fs::read(&dumped).into_diagnostic()?;
     let fdt = Fdt::new(&blob).map_err(|why| miette!("QEMU's device tree: {why}"))?;
     let mut tree = DeviceTree::from_fdt(&fdt);
     remove_children(&mut tree.root, &["flash@", "fw-cfg@", "platform-bus@", "pmu"]);
@@ -110,6 +114,7 @@ pub fn few_devices(mut machine: MachineSpec) -> miette::Result<(MachineSpec, Unn
     let file = Unnamed::new()?;
     std::fs::write(file.path(), tree.to_dtb()).into_diagnostic()?;
     machine.extra.extend(["-dtb".into(), file.path().display().to_string()]);
+    machine.files.push((file.path().to_owned(), Reach::Read));
     Ok((machine, file))
 }
 

@@ -170,6 +170,7 @@ impl KvmHost {
             net: guest.net.clone(),
             control: None,
             extra: CPU.map(Into::into).to_vec(),
+            files: Vec::new(),
         };
         Ok((spec, initrd))
     }

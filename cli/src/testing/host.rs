@@ -272,7 +272,7 @@ fn read_programs(lines: &[String]) -> Vec<Program> {
             let name = format!("{}: {test}", program.name);
             program.tests.push(match result {
                 "ok" => Verdict::passed(name),
-                "FAILED" => Verdict::failed(name, "see the output below"),
+                "FAILED" => Verdict::failed(name, "its output follows"),
                 ignored => Verdict::failed(name, format!("it was not run: {ignored}")),
             });
         }
@@ -317,7 +317,7 @@ mod tests {
         let bad = GOOD.replace("running 2 tests", "running 3 tests\ntest e ... FAILED");
         let (summary, failures) = counted(&bad, 101);
         assert_eq!((summary.as_str(), failures.len()), ("3 passed, 1 failed", 1));
-        assert!(failures[0].contains("x-1): e: see the output"), "{failures:?}");
+        assert!(failures[0].contains("x-1): e: its output"), "{failures:?}");
         let said = bad.replace(
             "test result: ok. 2",
             "\nfailures:\n\n---- e stdout ----\nthread e panicked\nno\n\nfailures:\n    e\n2",

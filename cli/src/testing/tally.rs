@@ -8,6 +8,9 @@ use std::time::Duration;
 /// The number of dearest runs that are named.
 const DEAREST: usize = 10;
 
+/// The number of failures whose output is shown again at the end, and most lines of each: enough for a reader who has only the end.
+const SHOWN_AGAIN: (usize, usize) = (4, 60);
+
 /// The prefix of the names of cargo's commands.
 const HOST: &str = "host/";
 
@@ -35,7 +38,11 @@ impl Verdict {
 
     fn show_failure(&self, spent: &str, why: &str) {
         println!("FAIL {}{spent}: {why}", self.name);
-        self.output.iter().for_each(|line| println!("     | {line}"));
+        self.quoted().for_each(|line| println!("{line}"));
+    }
+
+    fn quoted(&self) -> impl Iterator<Item = String> {
+        self.output.iter().map(|line| format!("     | {line}"))
     }
 }
 
@@ -135,8 +142,8 @@ impl Tally {
         self.runs.iter().flat_map(|run| &run.verdicts)
     }
 
-    fn failed(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.verdicts().filter_map(|verdict| Some((verdict.name.as_str(), verdict.result.as_ref().err()?.as_str())))
+    fn failed(&self) -> impl Iterator<Item = (&Verdict, &str)> {
+        self.verdicts().filter_map(|verdict| Some((verdict, verdict.result.as_ref().err()?.as_str())))
     }
 
     /// Returns whether all tests have passed.
@@ -171,8 +178,21 @@ impl Tally {
 
     /// The failures, a line each.
     pub fn failures(&self) -> impl Iterator<Item = String> {
-        self.failed().map(|(name, why)| format!("failed: {name}: {}", why.lines().next().unwrap_or_default()))
+        self.failed().map(|(verdict, why)| failure(verdict, why))
     }
+
+    /// The failures; the first ones with their output once more.
+    pub fn explained(&self) -> impl Iterator<Item = String> {
+        let (failures, lines) = SHOWN_AGAIN;
+        self.failed().enumerate().flat_map(move |(place, (verdict, why))| {
+            let output = verdict.quoted().take(if place < failures { lines } else { 0 });
+            std::iter::once(failure(verdict, why)).chain(output)
+        })
+    }
+}
+
+fn failure(verdict: &Verdict, why: &str) -> String {
+    format!("failed: {}: {}", verdict.name, why.lines().next().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -189,6 +209,10 @@ mod tests {
         tally.add(run(vec![Verdict::passed("a"), Verdict::failed("b", "no\nmore")]));
         assert_eq!((tally.is_good(), tally.summary().as_str()), (false, "4 passed, 1 failed"));
         assert_eq!(tally.failures().collect::<Vec<_>>(), ["failed: b: no"]);
+        let loud = Verdict { output: vec!["panicked".into(); 100], ..Verdict::failed("l", "no") };
+        tally.add(run(vec![loud; 9]));
+        let lines: Vec<_> = tally.explained().collect();
+        assert_eq!((lines.len(), lines[2].as_str()), (1 + 9 + 3 * 60, "     | panicked"), "the end alone says why");
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Disk {
     }
 
     /// All files of the disk, each with its use.
-    pub(super) fn files(&self) -> Vec<(&Path, Use)> {
+    pub(crate) fn files(&self) -> Vec<(&Path, Use)> {
         let backing = self.backing.iter().flat_map(|backing| backing.files());
         let data = self.data.iter().map(|data| (data.as_path(), self.use_));
         std::iter::once((self.file.as_path(), self.use_)).chain(data).chain(backing).collect()

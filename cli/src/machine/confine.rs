@@ -1,0 +1,222 @@
+//! QEMU's process: `gnomon confine`, which only this program starts. It confines itself, and then becomes QEMU.
+//!
+//! QEMU reads what guests write: requests of virtio devices, images of disks. A guest that takes it over has what this sandbox leaves: the
+//! machine's own files, and sockets that are already open. System calls are restricted by QEMU itself (`-sandbox on`).
+
+use super::disk::{Disk, Use};
+use super::qemu::{Boot, MachineSpec, QEMU};
+use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, end_with};
+use crate::host::size::{MIB, Size};
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// This program, also if its file was replaced meanwhile.
+pub(super) const THIS_PROGRAM: &str = "/proc/self/exe";
+/// Programs, libraries and their data, which are no user's. Those that a system lacks are left out.
+const SYSTEM: [&str; 11] = [
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/opt",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/localtime",
+    "/sys/devices/system",
+];
+/// Most descriptors of a machine: files of disks, sockets, and QEMU's own.
+const DESCRIPTORS: u64 = 1024;
+/// The memory that QEMU may have besides the machine's RAM: translated code (1 GiB), stacks, buffers, the meter's counts.
+const MEMORY: u64 = 4096 * MIB;
+/// The files that tell of the process itself.
+const OWN_PROCESS: &str = "/proc/self";
+/// The exit status if there is no program, as a shell's.
+const NOT_STARTED: u8 = 126;
+
+/// The command line.
+#[derive(Debug, clap::Args)]
+pub struct ConfineArgs {
+    /// The process that has started it, and without which it ends.
+    #[arg(long)]
+    parent: i32,
+    /// Sets limits only.
+    #[arg(long)]
+    no_sandbox: bool,
+    /// Files and directories that may be read.
+    #[arg(long)]
+    read: Vec<PathBuf>,
+    /// Files and directories that may be read and written.
+    #[arg(long)]
+    write: Vec<PathBuf>,
+    /// Most bytes of memory.
+    #[arg(long, default_value_t = u64::MAX)]
+    memory: u64,
+    /// Allows TCP.
+    #[arg(long)]
+    tcp: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    program: Vec<OsString>,
+}
+
+impl ConfineArgs {
+    /// Becomes the program. Returns the exit status if that is not possible.
+    #[must_use]
+    pub fn run(self) -> u8 {
+        let name = self.program[0].to_string_lossy().into_owned();
+        let why = match self.become_program() {
+            Ok(never) => match never {},
+            Err(why) => why,
+        };
+        crate::host::tty::say(&format!("{name}: {why}"));
+        NOT_STARTED
+    }
+
+    fn become_program(mut self) -> Result<std::convert::Infallible, Box<dyn std::error::Error>> {
+        end_with(self.parent)?;
+        if self.no_sandbox {
+            crate::host::sandbox::limit(DESCRIPTORS, self.memory)?;
+        } else {
+            // Kept open until the program is there: a file that has no name is opened anew by its descriptor.
+            let kept = self.open_unnamed()?;
+            self.confine()?;
+            std::mem::forget(kept);
+        }
+        let mut program = self.program.into_iter();
+        let why = Command::new(program.next().unwrap_or_default()).args(program).exec();
+        Err(why.into())
+    }
+
+    fn confine(&self) -> Result<(), SandboxError> {
+        let open = |path: &Path, reach| Some((open_place(path)?, reach));
+        let system = SYSTEM.iter().filter_map(|path| open(Path::new(path), Reach::Run));
+        let program = find_program(&self.program[0]);
+        let program = program.iter().filter_map(|path| open(path, Reach::Run));
+        let libraries = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let libraries = std::env::split_paths(&libraries).filter(|dir| dir.is_absolute());
+        let libraries: Vec<_> = libraries.filter_map(|path| open(&path, Reach::Run)).collect();
+        // A file that is gone by now: the program says so itself.
+        let read = self.read.iter().filter_map(|path| open(path, Reach::Read));
+        let write = self.write.iter().filter_map(|path| open(path, Reach::Write));
+        let places = system.chain(program).chain(libraries).chain(read).chain(write).collect();
+        let sandbox =
+            Sandbox { places, calls: Calls::Any, descriptors: DESCRIPTORS, memory: self.memory, has_tcp: self.tcp };
+        sandbox.enter().map(drop)
+    }
+
+    /// Opens the files that are named by descriptors of another process, and gives them names of descriptors of this one.
+    /// By Landlock a process sees nothing of the processes outside of its sandbox.
+    fn open_unnamed(&mut self) -> std::io::Result<Vec<OwnedFd>> {
+        let mut kept = Vec::new();
+        for place in self.read.iter_mut().filter(|place| place.starts_with("/proc") && *place != Path::new(OWN_PROCESS))
+        {
+            let file = OwnedFd::from(OpenOptions::new().read(true).open(&place)?);
+            rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
+            let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            for arg in self.program.iter_mut().filter(|arg| *arg == place.as_os_str()) {
+                *arg = path.clone().into();
+            }
+            *place = path;
+            kept.push(file);
+        }
+        Ok(kept)
+    }
+}
+
+fn open_place(path: &Path) -> Option<OwnedFd> {
+    use rustix::fs::{Mode, OFlags, open};
+    open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// The file of a program of that name, or with that path, as a shell finds it.
+pub(super) fn find_program(name: &OsStr) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    // A name with a slash is a path from here.
+    let dirs = if name.as_encoded_bytes().contains(&b'/') {
+        vec![PathBuf::new()]
+    } else {
+        std::env::split_paths(&path).collect()
+    };
+    dirs.into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
+}
+
+/// The command that starts a machine's QEMU, without QEMU's arguments. `scratch` is a directory that QEMU may use.
+pub(super) fn qemu(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
+    let mut command = Command::new(THIS_PROGRAM);
+    command.arg0("gnomon").arg("confine").arg(format!("--parent={}", std::process::id()));
+    if !spec.sandbox {
+        command.arg("--no-sandbox");
+    }
+    let mut place = |option: &str, path: &Path| _ = command.arg(option).arg(path);
+    for (path, reach) in places(spec) {
+        place(if reach == Reach::Write { "--write" } else { "--read" }, &path);
+    }
+    scratch.iter().for_each(|path| place("--write", path));
+    if spec.extra.is_empty() {
+        // Further arguments may ask for more memory, and for sockets.
+        let Size(memory) = spec.memory;
+        command.arg(format!("--memory={}", memory.saturating_add(MEMORY)));
+    } else {
+        command.arg("--tcp");
+    }
+    if let Some(scratch) = scratch {
+        // QEMU keeps there what guests write to a disk that discards it.
+        command.env("TMPDIR", scratch);
+    }
+    command.arg("--").arg(QEMU);
+    if spec.sandbox {
+        command.args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
+    }
+    command
+}
+
+/// The files and directories of a machine.
+fn places(spec: &MachineSpec) -> Vec<(PathBuf, Reach)> {
+    let mut read: Vec<PathBuf> = match &spec.boot {
+        Boot::Gnomon { hypervisor, bundle, .. } => vec![hypervisor.clone(), bundle.clone()],
+        Boot::Bare { kernel, initrd, .. } => std::iter::once(kernel.clone()).chain(initrd.clone()).collect(),
+    };
+    // Files' locks are tried with `/dev/null`.
+    let mut write: Vec<PathBuf> = std::iter::once("/dev/null".into()).chain(spec.swap.clone()).collect();
+    if let Some(meter) = &spec.meter {
+        read.push(meter.plugin.clone());
+        // The meter finds the guests' RAM in its own process.
+        read.push(OWN_PROCESS.into());
+        // The cores that the meter knows have names that are no files.
+        read.extend(meter.spec.cores.iter().map(PathBuf::from).filter(|core| core.is_file()));
+        write.extend(meter.spec.traps.clone());
+    }
+    if spec.rng {
+        read.push("/dev/urandom".into());
+    }
+    read.extend_from_slice(super::qemu::own_data());
+    for (file, use_) in spec.disks.iter().flat_map(Disk::files) {
+        let files = if use_ == Use::Write { &mut write } else { &mut read };
+        files.push(file.to_owned());
+    }
+    write.extend(spec.extra.iter().flat_map(|arg| named_files(arg)).map(Path::to_owned));
+    let read = read.into_iter().map(|path| (path, Reach::Read));
+    let write = write.into_iter().map(|path| (path, Reach::Write));
+    read.chain(write).chain(spec.files.iter().cloned()).collect()
+}
+
+/// The files that exist and that an argument of QEMU's names: as the whole of it, or as the value of an option in it.
+fn named_files(arg: &str) -> impl Iterator<Item = &Path> {
+    let values = arg.split([',', '=']).chain([arg]).map(Path::new);
+    values.filter(|path| path.exists() && !path.is_dir() && !path.starts_with("/proc"))
+}
+
+/// Makes the files that QEMU is to write its log to, since it may make none.
+pub(super) fn make_logs(spec: &MachineSpec) -> std::io::Result<()> {
+    let logs = spec.extra.iter().zip(spec.extra.iter().skip(1)).filter(|(option, _)| *option == "-D");
+    for (_, log) in logs {
+        OpenOptions::new().append(true).create(true).open(log)?;
+    }
+    Ok(())
+}
