@@ -212,11 +212,13 @@ fn named_files(arg: &str) -> impl Iterator<Item = &Path> {
     values.filter(|path| path.exists() && !path.is_dir() && !path.starts_with("/proc"))
 }
 
-/// Makes the files that QEMU is to write its log to, since it may make none.
+/// Makes the files that QEMU and the meter are to write their logs to, since they may make none.
 pub(super) fn make_logs(spec: &MachineSpec) -> std::io::Result<()> {
     let logs = spec.extra.iter().zip(spec.extra.iter().skip(1)).filter(|(option, _)| *option == "-D");
-    for (_, log) in logs {
-        OpenOptions::new().append(true).create(true).open(log)?;
+    let logs = logs.map(|(_, log)| Path::new(log));
+    let traps = spec.meter.iter().filter_map(|meter| meter.spec.traps.as_deref());
+    for file in logs.chain(traps) {
+        OpenOptions::new().append(true).create(true).open(file)?;
     }
     Ok(())
 }

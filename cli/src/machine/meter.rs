@@ -13,8 +13,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// The files of reports. Each begins with the cores.
-pub(super) const FILE: Kind = Kind { what: "a report of the meter's", mark: b"\"costs_are_guesses\": " };
+/// The files of reports. Each begins with the cores, of which there may be none.
+pub(super) const FILE: Kind = Kind { what: "a report of the meter's", mark: b"{\n  \"cores\": [" };
 
 /// The events to count, and the report's file.
 #[derive(Clone, PartialEq, Eq, Debug)]
