@@ -4,11 +4,13 @@ use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
 use gnomon::host::size::Size;
 use gnomon::machine::board::Clock;
+use gnomon::machine::confine;
 use gnomon::subject::bare::{BareSpec, few_devices};
 use std::fs;
 
 #[test]
 fn few_devices_are_those_that_guests_have() {
+    confine::GNOMON.set(env!("CARGO_BIN_EXE_gnomon").into()).expect("set once");
     let kernel = tempfile::NamedTempFile::new().expect("a file");
     // A jump to itself.
     fs::write(kernel.path(), [0x6f, 0, 0, 0]).expect("a kernel");

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// What goes on for longer hangs.
+/// A program that goes on for longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory as a user's home, with what the sandbox lets through and what it does not.

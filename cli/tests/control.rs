@@ -343,6 +343,8 @@ fn the_machine_bears_whoever_speaks_to_it() {
     let (a, socket) = (scratch.vm("a", "vcpus = 2\n"), scratch.path("line"));
     let chardev = format!("--qemu-arg=socket,id=line,path={},server=on,wait=off", socket.display());
     let args = [
+        // In it QEMU makes no sockets.
+        "--no-sandbox",
         "--seat",
         "payload",
         "--control",

@@ -152,7 +152,7 @@ pub struct RunArgs {
     /// Wait for gdb on this port of the host before the machine starts (see docs/debugging.md) [default: 1234]
     #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
     gdb: Option<NonZeroU16>,
-    /// Go on without the sandbox of processes that serve guests (see docs/disks-and-networks.md)
+    /// Go on without the sandbox of processes that serve guests (see docs/machines.md)
     #[arg(long)]
     no_sandbox: bool,
     /// A further argument for QEMU; can be given more than once

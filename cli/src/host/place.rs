@@ -1,5 +1,6 @@
 //! Paths of the repository, its cache and scratch space.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
@@ -35,6 +36,19 @@ pub fn root() -> PathBuf {
         Some(root) => root.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).into(),
     }
+}
+
+/// The file of a program of that name, or with that path, as a shell finds it.
+#[must_use]
+pub fn find_program(name: &OsStr) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    // A name with a slash is a path from here.
+    let dirs = if name.as_encoded_bytes().contains(&b'/') {
+        vec![PathBuf::new()]
+    } else {
+        std::env::split_paths(&path).collect()
+    };
+    dirs.into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
 /// A directory in the cache (`.cache` in the repository), made if needed.

@@ -93,6 +93,12 @@ pub fn check() -> Result<(), SandboxError> {
     created.map(drop).map_err(|why| SandboxError::NoLandlock(why.to_string()))
 }
 
+/// Returns whether the kernel has Landlock.
+#[must_use]
+pub fn is_possible() -> bool {
+    check().is_ok()
+}
+
 /// Ends the calling process when its parent ends, which is the process `parent`.
 ///
 /// # Errors

@@ -5,17 +5,21 @@
 
 use super::disk::{Disk, Use};
 use super::qemu::{Boot, MachineSpec, QEMU};
+use crate::host::place::find_program;
 use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, end_with};
 use crate::host::size::{MIB, Size};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
+/// The `gnomon` program, if it is not the one that runs: set by tests, which are programs of their own.
+pub static GNOMON: OnceLock<PathBuf> = OnceLock::new();
 /// This program, also if its file was replaced meanwhile.
-pub(super) const THIS_PROGRAM: &str = "/proc/self/exe";
+const THIS_PROGRAM: &str = "/proc/self/exe";
 /// Programs, libraries and their data, which are no user's. Those that a system lacks are left out.
 const SYSTEM: [&str; 11] = [
     "/usr",
@@ -134,22 +138,17 @@ fn open_place(path: &Path) -> Option<OwnedFd> {
     open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// The file of a program of that name, or with that path, as a shell finds it.
-pub(super) fn find_program(name: &OsStr) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    // A name with a slash is a path from here.
-    let dirs = if name.as_encoded_bytes().contains(&b'/') {
-        vec![PathBuf::new()]
-    } else {
-        std::env::split_paths(&path).collect()
-    };
-    dirs.into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
+/// A command of this program.
+pub(super) fn gnomon(action: &str) -> Command {
+    let mut command = Command::new(GNOMON.get().map_or(Path::new(THIS_PROGRAM), PathBuf::as_path));
+    command.arg0("gnomon").arg(action);
+    command
 }
 
 /// The command that starts a machine's QEMU, without QEMU's arguments. `scratch` is a directory that QEMU may use.
 pub(super) fn qemu(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
-    let mut command = Command::new(THIS_PROGRAM);
-    command.arg0("gnomon").arg("confine").arg(format!("--parent={}", std::process::id()));
+    let mut command = gnomon("confine");
+    command.arg(format!("--parent={}", std::process::id()));
     if !spec.sandbox {
         command.arg("--no-sandbox");
     }

@@ -1,10 +1,10 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
+use crate::host::place::find_program;
 use crate::host::sandbox::Reach;
 use crate::host::size::Size;
 use crate::host::words::{option_value, quoted_for_bash};
 use crate::machine::board::{Clock, HExtension, Seat};
-use crate::machine::confine::find_program;
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Network};

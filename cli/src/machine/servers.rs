@@ -1,6 +1,6 @@
 //! The servers of a machine's shares: they are started before QEMU, watched, and end with it.
 
-use super::confine::THIS_PROGRAM;
+use super::confine::gnomon;
 use super::server::READY;
 use super::share::Share;
 use miette::Diagnostic;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -109,8 +109,8 @@ fn start(share: &Share, has_sandbox: bool) -> std::io::Result<(Server, OwnedFd)>
         let _ = set_socket_send_buffer_size(socket, WAITING);
         let _ = set_socket_recv_buffer_size(socket, WAITING);
     }
-    let mut command = Command::new(THIS_PROGRAM);
-    command.arg0("gnomon").arg("share-server").arg(format!("--parent={}", std::process::id()));
+    let mut command = gnomon("share-server");
+    command.arg(format!("--parent={}", std::process::id()));
     command.args(share.readonly.then_some("--readonly")).args((!has_sandbox).then_some("--no-sandbox"));
     command.arg("--").arg(&share.dir);
     // A key that interrupts this program must not end the server before QEMU.

@@ -8,6 +8,7 @@ use crate::guest::initramfs::{self, First};
 use crate::guest::modules::{self, Needs};
 use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune};
+use crate::host::sandbox;
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
 use crate::machine::board::{self, Clock, HExtension, Seat};
@@ -216,7 +217,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         swap,
         disks,
         shares,
-        sandbox: true,
+        sandbox: sandbox::is_possible(),
         rng: has_rng,
         net,
         control: None,

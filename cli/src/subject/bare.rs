@@ -2,7 +2,7 @@
 //! tested on and that Gnomon is measured against.
 
 use crate::host::place::Unnamed;
-use crate::host::sandbox::Reach;
+use crate::host::sandbox::{self, Reach};
 use crate::host::size::Size;
 use crate::host::words::option_value;
 use crate::machine::board::{Clock, HExtension};
@@ -56,7 +56,7 @@ impl BareSpec {
             swap,
             disks: Vec::new(),
             shares: Vec::new(),
-            sandbox: true,
+            sandbox: sandbox::is_possible(),
             rng: false,
             net,
             control: None,

@@ -7,6 +7,7 @@
 use crate::guest::debian::{DebianError, Files, HostKernel, LEAN, Package, Software, Suite, Wanted};
 use crate::guest::initramfs::{Archive, InitramfsError};
 use crate::host::place::{IoError, Unnamed};
+use crate::host::sandbox;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension};
 use crate::machine::disk::Disk;
@@ -165,7 +166,7 @@ impl KvmHost {
             swap: None,
             disks: guest.disk.iter().cloned().collect(),
             shares: Vec::new(),
-            sandbox: true,
+            sandbox: sandbox::is_possible(),
             rng: false,
             net: guest.net.clone(),
             control: None,
