@@ -7,6 +7,7 @@ mod exits;
 #[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "it is linted where it belongs")]
 mod fake;
 mod files;
+mod frames;
 mod rings;
 mod share;
 mod snapshots;
@@ -19,10 +20,11 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 14] = [
+const TARGETS: [(&str, Target); 15] = [
     ("answers", control::answers),
     ("bundle", files::bundle),
     ("exits", exits::exits),
+    ("frames", frames::frames),
     ("instructions", walks::instructions),
     ("payload", files::payload),
     ("requests", control::requests),

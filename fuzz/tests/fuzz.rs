@@ -65,6 +65,7 @@ targets! {
     answers: "answers",
     bundle: "bundle",
     exits: "exits",
+    frames: "frames",
     instructions: "instructions",
     payload: "payload",
     requests: "requests",

@@ -11,9 +11,9 @@
 //!
 //! A passt is not trusted either: it reaches its own VM only, from the gateway's address only.
 
-mod frames;
+pub mod frames;
 mod lane;
-mod udp;
+pub mod udp;
 
 use crate::machine::net::{Network, Uplink};
 use crate::machine::passt::{Passt, UplinkError};

@@ -11,7 +11,7 @@ use abi::mac::Mac;
 /// Bytes of the shortest frame: two addresses and a type.
 const LEAST: usize = 14;
 /// Bytes of the longest frame that a machine sends.
-pub(super) const MOST: usize = 65_550;
+pub const MOST: usize = 65_550;
 /// Bytes of the longest frame for a VM: 1500 behind the shortest.
 const MOST_FOR_GUEST: usize = LEAST + 1500;
 /// The types of frames.
@@ -23,28 +23,33 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
+/// The one flag of an IPv4 packet that is whole.
+const DONT_FRAGMENT: u8 = 0x40;
 
 /// A stream of frames, each behind its length.
 #[derive(Debug, Default)]
-pub(super) struct Stream {
+pub struct Stream {
     bytes: Vec<u8>,
     at: usize,
 }
 
 /// A length that no frame has: what follows cannot be told apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Garbled;
+pub struct Garbled;
 
 impl Stream {
     /// Takes in what came.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.at);
         self.at = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
     /// Returns the next frame that is complete.
-    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Garbled> {
+    ///
+    /// # Errors
+    /// [`Garbled`].
+    pub fn next(&mut self) -> Result<Option<&[u8]>, Garbled> {
         let rest = &self.bytes[self.at..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
@@ -59,7 +64,7 @@ impl Stream {
 
 /// The decision on a VM's frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// passt gets it.
     Pass,
     /// A frame that is dropped.
@@ -69,7 +74,7 @@ pub(super) enum Verdict {
 }
 
 /// Returns the source address that a frame claims.
-pub(super) fn source(frame: &[u8]) -> Option<Mac> {
+pub fn source(frame: &[u8]) -> Option<Mac> {
     frame.get(6..12)?.first_chunk().map(|bytes| Mac(*bytes))
 }
 
@@ -78,7 +83,7 @@ fn has(frame: &[u8], at: usize, bytes: &[u8]) -> bool {
 }
 
 /// Decides on a VM's frame to the world.
-pub(super) fn outgoing(frame: &[u8]) -> Verdict {
+pub fn outgoing(frame: &[u8]) -> Verdict {
     let (Some(to), Some(kind)) = (frame.first_chunk().map(|bytes| Mac(*bytes)), frame.get(12..14)) else {
         return Verdict::Drop;
     };
@@ -111,7 +116,7 @@ fn is_ipv4(frame: &[u8], to: Mac) -> bool {
         return false;
     };
     let header = usize::from(version & 15) * 4;
-    let is_whole = version >> 4 == 4 && header >= 20 && flags & 0x3f == 0 && offset == 0;
+    let is_whole = version >> 4 == 4 && header >= 20 && flags & !DONT_FRAGMENT == 0 && offset == 0;
     let is_for_dhcp = protocol == UDP && has(frame, 14 + header + 2, &[0, 67]);
     is_whole && if to == GATEWAY_MAC { matches!(protocol, ICMP | TCP | UDP) } else { is_for_dhcp }
 }
@@ -134,7 +139,8 @@ fn is_ipv6(frame: &[u8], to: Mac) -> bool {
 
 /// The answer to a frame that pings the gateway (RFC 792). passt would need the host's permission to send pings.
 fn pong(frame: &[u8]) -> Option<Vec<u8>> {
-    let is_ping = has(frame, 14, &[0x45]) && has(frame, 20, &[frame.get(20)? & 0xc0, 0]) && has(frame, 23, &[ICMP]);
+    let is_ping =
+        has(frame, 14, &[0x45]) && has(frame, 20, &[frame.get(20)? & DONT_FRAGMENT, 0]) && has(frame, 23, &[ICMP]);
     let is_for_gateway = has(frame, 0, &GATEWAY_MAC.0) && has(frame, 30, &GATEWAY.octets());
     if !is_ping || !is_for_gateway || !has(frame, 34, &[8, 0]) {
         return None;
@@ -153,7 +159,7 @@ fn pong(frame: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns whether a frame from passt may go to the VM whose card has that address; without one, to the only guest.
-pub(super) fn is_incoming(frame: &[u8], card: Option<Mac>) -> bool {
+pub fn is_incoming(frame: &[u8], card: Option<Mac>) -> bool {
     (LEAST..=MOST_FOR_GUEST).contains(&frame.len())
         && has(frame, 6, &GATEWAY_MAC.0)
         && card.is_none_or(|card| has(frame, 0, &card.0))

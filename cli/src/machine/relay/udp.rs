@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
 
 /// Most ports of a VM at a time.
-pub(super) const MOST: usize = 1024;
+pub const MOST: usize = 1024;
 /// Tries to find a port of the host.
 const TRIES: usize = 16;
 /// Bytes in front of IP's header, and of IPv6's.
@@ -29,7 +29,7 @@ static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
 /// A VM's ports.
 #[derive(Debug, Default)]
-pub(super) struct Ports {
+pub struct Ports {
     slots: Vec<Slot>,
     by_guest: HashMap<u16, usize>,
     by_host: HashMap<u16, usize>,
@@ -88,7 +88,7 @@ impl Place {
 
 impl Ports {
     /// Replaces the source port of a VM's datagram. Returns whether the frame may go: there may be no port of the host for it.
-    pub(super) fn translate_outgoing(&mut self, frame: &mut [u8]) -> bool {
+    pub fn translate_outgoing(&mut self, frame: &mut [u8]) -> bool {
         let Some((at, UDP)) = content(frame, ETHERNET).filter(|_| is_ip(frame)) else { return true };
         let (Some(source), Some(destination), Some(_)) = (word(frame, at), word(frame, at + 2), word(frame, at + 6))
         else {
@@ -104,7 +104,7 @@ impl Ports {
 
     /// Replaces the destination port of a datagram for the VM, or the port in an error message about one of the VM's (ICMP). Returns
     /// whether the frame is for the VM.
-    pub(super) fn translate_incoming(&mut self, frame: &mut [u8]) -> bool {
+    pub fn translate_incoming(&mut self, frame: &mut [u8]) -> bool {
         let Some((at, protocol)) = content(frame, ETHERNET).filter(|_| is_ip(frame)) else { return true };
         let place = match protocol {
             UDP if word(frame, at).is_some_and(|source| DHCP.contains(&source)) => return true,
