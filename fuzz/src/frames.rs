@@ -112,7 +112,7 @@ pub fn frames(data: &[u8]) {
     let mut sent = sent.into_iter();
     for piece in whole.chunks(data.first().map_or(1, |size| usize::from(*size) + 1)) {
         stream.push(piece);
-        while let Some(frame) = stream.next().expect("each length is a frame's") {
+        while let Some(frame) = stream.take().expect("each length is a frame's") {
             assert_eq!(Some(frame), sent.next(), "frames come as they were sent");
         }
     }
@@ -120,7 +120,7 @@ pub fn frames(data: &[u8]) {
     // And as a stream that a machine sends which is not QEMU any more.
     let mut stream = Stream::default();
     stream.push(data);
-    while let Ok(Some(frame)) = stream.next() {
-        send(&mut ports, &frame.to_vec());
+    while let Ok(Some(frame)) = stream.take() {
+        send(&mut ports, frame);
     }
 }

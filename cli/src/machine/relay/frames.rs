@@ -45,11 +45,11 @@ impl Stream {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next frame that is complete.
+    /// Takes the next frame out, if it is complete.
     ///
     /// # Errors
     /// [`Garbled`].
-    pub fn next(&mut self) -> Result<Option<&[u8]>, Garbled> {
+    pub fn take(&mut self) -> Result<Option<&[u8]>, Garbled> {
         let rest = &self.bytes[self.at..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH>() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;

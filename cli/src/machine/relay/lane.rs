@@ -44,7 +44,7 @@ impl Lane {
 
     /// Returns the next frame that has come.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Garbled> {
-        self.stream.next()
+        self.stream.take()
     }
 
     /// Bytes that wait to go.

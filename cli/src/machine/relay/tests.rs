@@ -150,7 +150,7 @@ fn frames_come_in_pieces() {
         let (mut stream, mut found) = (Stream::default(), Vec::new());
         for piece in [&bytes[..cut], &bytes[cut..]] {
             stream.push(piece);
-            while let Some(frame) = stream.next().expect("frames") {
+            while let Some(frame) = stream.take().expect("frames") {
                 found.push(frame.to_vec());
             }
         }
@@ -159,7 +159,7 @@ fn frames_come_in_pieces() {
     for length in [0_u32, 65_551, u32::MAX] {
         let mut stream = Stream::default();
         stream.push(&length.to_be_bytes());
-        assert_eq!(stream.next(), Err(Garbled), "{length}");
+        assert_eq!(stream.take(), Err(Garbled), "{length}");
     }
 }
 
@@ -199,7 +199,7 @@ impl Rig {
 
     /// Waits for a frame that is so, up to 100 ms.
     fn look(&mut self, is_wanted: &impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
-        while let Some(frame) = self.stream.next().expect("frames") {
+        while let Some(frame) = self.stream.take().expect("frames") {
             if is_wanted(frame) {
                 return Some(frame.to_vec());
             }
