@@ -8,7 +8,7 @@ use super::qemu::{Boot, MachineSpec, QEMU};
 use crate::host::place::find_program;
 use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, end_with};
 use crate::host::size::{MIB, Size};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -123,14 +123,30 @@ impl ConfineArgs {
             let file = OwnedFd::from(OpenOptions::new().read(true).open(&place)?);
             rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
             let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-            for arg in self.program.iter_mut().filter(|arg| *arg == place.as_os_str()) {
-                *arg = path.clone().into();
+            for arg in &mut self.program {
+                *arg = renamed(arg, place, &path);
             }
             *place = path;
             kept.push(file);
         }
         Ok(kept)
     }
+}
+
+/// An argument in which one path stands for another: where it is the whole, and within an option.
+fn renamed(arg: &OsStr, from: &Path, to: &Path) -> OsString {
+    let (Some(text), Some(from), Some(to)) = (arg.to_str(), from.to_str(), to.to_str()) else { return arg.into() };
+    // Descriptor 1 is not the beginning of descriptor 10.
+    let is_whole = |at: usize| !text[at + from.len()..].starts_with(|next: char| next.is_ascii_digit());
+    let places = text.match_indices(from).map(|(at, _)| at).filter(|at| is_whole(*at));
+    let mut renamed = String::new();
+    let mut behind = 0;
+    for at in places {
+        renamed += &text[behind..at];
+        renamed += to;
+        behind = at + from.len();
+    }
+    (renamed + &text[behind..]).into()
 }
 
 fn open_place(path: &Path) -> Option<OwnedFd> {
@@ -220,4 +236,27 @@ pub(super) fn make_logs(spec: &MachineSpec) -> std::io::Result<()> {
         OpenOptions::new().append(true).create(true).open(file)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_renamed_in_arguments() {
+        let renamed = |arg: &str| renamed(OsStr::new(arg), Path::new("/proc/7/fd/1"), Path::new("/proc/self/fd/9"));
+        assert_eq!(renamed("/proc/7/fd/1"), "/proc/self/fd/9");
+        assert_eq!(renamed(r#"a="/proc/7/fd/1",,/proc/7/fd/1"#), r#"a="/proc/self/fd/9",,/proc/self/fd/9"#);
+        assert_eq!(renamed("/proc/7/fd/10,/proc/17/fd/1"), "/proc/7/fd/10,/proc/17/fd/1");
+    }
+
+    #[test]
+    fn files_in_arguments_are_found() {
+        let names = |arg| named_files(arg).map(|path| path.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(names("if=none,file=/etc/passwd,format=raw"), ["/etc/passwd"]);
+        assert_eq!(names("/etc/passwd"), ["/etc/passwd"; 2]);
+        assert!(
+            names("rv64,svinval=on").is_empty() && names("path=/etc").is_empty() && names("file=/no/such").is_empty()
+        );
+    }
 }
