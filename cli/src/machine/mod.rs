@@ -11,6 +11,7 @@ pub mod port;
 pub mod process;
 pub mod qemu;
 pub mod relay;
+mod said;
 pub mod scratch;
 pub mod server;
 pub mod servers;

@@ -4,6 +4,7 @@
 //! Only options that the versions of Debian 12 and of Debian 13 have are used.
 
 use crate::machine::net::{GATEWAY, NAMES, Uplink};
+use crate::machine::said::last_messages;
 use abi::mac::Mac;
 use miette::Diagnostic;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -41,8 +42,6 @@ const BUFFER: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The interval of looks at a passt that starts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Most bytes of a passt's messages that are kept.
-const MESSAGES: usize = 16 << 10;
 
 /// A VM that cannot be connected with the world.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -208,16 +207,6 @@ fn in_words(status: Option<ExitStatus>, messages: &str) -> String {
         }
         _ => what,
     }
-}
-
-/// Reads messages to their end; returns the last ones.
-fn last_messages(mut from: impl Read) -> String {
-    let (mut kept, mut buffer) = (Vec::new(), [0; 4096]);
-    while let Ok(count @ 1..) = from.read(&mut buffer) {
-        kept.extend_from_slice(&buffer[..count]);
-        kept.drain(..kept.len().saturating_sub(MESSAGES));
-    }
-    String::from_utf8_lossy(&kept).into_owned()
 }
 
 /// passt's arguments.

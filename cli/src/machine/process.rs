@@ -8,6 +8,7 @@ use crate::machine::monitor::{self, Follower};
 use crate::machine::passt::UplinkError;
 use crate::machine::qemu::{MachineSpec, QEMU};
 use crate::machine::relay::{self, Relay};
+use crate::machine::said::last_messages;
 use crate::machine::scratch::Scratch;
 use crate::machine::servers::{ServerError, Servers};
 use crate::machine::share;
@@ -214,7 +215,7 @@ impl Machine {
         // If nothing runs any more, there is nothing to be told.
         servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Share(lost)))));
         std::thread::spawn(move || read_console(stdout, &sender));
-        let stderr = Some(std::thread::spawn(move || read_all(stderr)));
+        let stderr = Some(std::thread::spawn(move || last_messages(stderr)));
         let machine =
             Self { child, events, input, stderr, scratch, _follower: follower, _relay: relay, _servers: servers };
         Ok((machine, stopper))
@@ -345,11 +346,4 @@ fn read_console(mut pipe: impl Read, events: &Sender<Event>) {
         let _ = events.send(Event::Piece(piece));
     }
     let _ = events.send(Event::End);
-}
-
-fn read_all(mut pipe: impl Read) -> String {
-    let mut bytes = Vec::new();
-    // What could not be read is not shown; the exit status still tells.
-    let _ = pipe.read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).trim().to_owned()
 }

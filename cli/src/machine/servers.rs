@@ -1,13 +1,14 @@
 //! The servers of a machine's shares: they are started before QEMU, watched, and end with it.
 
 use super::confine::gnomon;
+use super::said::last_messages;
 use super::server::READY;
 use super::share::Share;
 use miette::Diagnostic;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStderr, ExitStatus, Stdio};
@@ -16,8 +17,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The bytes of packets that may wait in a socket.
 const WAITING: usize = 256 << 10;
-/// The most that is shown of what a server says at its end, in bytes.
-const MOST_SAID: u64 = 4096;
 
 /// A share whose server has ended before the machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -71,7 +70,7 @@ impl Servers {
             let (child, is_over, report) = (Arc::clone(&server.child), Arc::clone(&server.is_over), report.clone());
             let (id, socket) = (Pid::from_child(&lock(&child)), Arc::clone(&server.socket));
             std::thread::spawn(move || {
-                let said = read(stderr);
+                let said = last_messages(stderr);
                 // Not with the lock: it may say no more, and not have ended.
                 let _ = waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
                 let Ok(status) = lock(&child).wait() else { return };
@@ -124,22 +123,12 @@ fn start(share: &Share, has_sandbox: bool) -> std::io::Result<(Server, OwnedFd)>
     let line = line.trim();
     if line != READY {
         let _ = child.kill();
-        let said = if line.is_empty() { read(stderr) } else { line.to_owned() };
+        let said = if line.is_empty() { last_messages(stderr) } else { line.to_owned() };
         let status = child.wait()?;
         return Err(std::io::Error::other(if said.is_empty() { status.to_string() } else { said }));
     }
     let (child, is_over) = (Arc::new(Mutex::new(child)), Arc::new(AtomicBool::new(false)));
     Ok((Server { child, is_over, socket: Arc::new(own), unwatched: Some(stderr) }, qemu))
-}
-
-/// Reads what a process says until it ends.
-fn read(stderr: ChildStderr) -> String {
-    let mut said = Vec::new();
-    let mut stderr = stderr.take(MOST_SAID);
-    // What could not be read is not shown; the exit status still tells.
-    let _ = stderr.read_to_end(&mut said);
-    let _ = std::io::copy(stderr.get_mut(), &mut std::io::sink());
-    String::from_utf8_lossy(&said).trim().to_owned()
 }
 
 fn reason(status: ExitStatus, said: &str) -> String {
