@@ -9,6 +9,7 @@ pub mod progress;
 pub mod sandbox;
 pub mod size;
 pub mod socket;
+mod stamp;
 pub mod table;
 pub mod tty;
 pub mod turns;
