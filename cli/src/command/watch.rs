@@ -4,7 +4,7 @@ use super::control::{Which, say};
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::sample::{Sample, Sampler};
-use crate::control::screen::screen;
+use crate::control::screen::{Order, help, screen};
 use crate::control::trace::{self, Trace};
 use crate::host::place::IoError;
 use crate::host::tty::{self, RawMode, TerminalSize};
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 /// The time for which harts note what they do for each screen, in milliseconds. Exits are dearer during it, so it is
 /// short.
-const NOTED_MS: u32 = 20;
+const NOTED_MS: u32 = 100;
 
-/// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. q ends it.
+/// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. ? lists keys, q ends
+/// it.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
@@ -57,7 +58,7 @@ impl TopArgs {
         if self.once {
             thread::sleep(interval);
             let sample = sampler.take(0)?;
-            say(&screen(sampler.run(), &sample, &before, None));
+            say(&screen(sampler.run(), [&sample, &before], Order::Number, None));
             return Ok(0);
         }
         let events =
@@ -139,10 +140,14 @@ fn show(
     const CTRL_C: u8 = 3;
     let mut due = Instant::now() + interval.min(Duration::from_millis(200));
     let mut shown: Option<(Sample, Sample)> = None;
+    let (mut order, mut helps) = (Order::default(), false);
     loop {
         match events.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Ok(Event::Key(b'q' | b'Q' | CTRL_C) | Event::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Ok(Event::Key(_)) => continue,
+            Ok(Event::Key(key)) => {
+                helps = !helps && key == b'?';
+                order = Order::of_key(key).unwrap_or(order);
+            }
             Ok(Event::Size) => {}
             Err(RecvTimeoutError::Timeout) => {
                 due = Instant::now() + interval;
@@ -152,7 +157,10 @@ fn show(
         }
         if let Some((sample, before)) = &shown {
             let size = TerminalSize::of_output().unwrap_or(TerminalSize { lines: 24, columns: 80 });
-            let lines = screen(sampler.run(), sample, before, Some(size));
+            let lines = match helps {
+                true => help(size),
+                false => screen(sampler.run(), [sample, before], order, Some(size)),
+            };
             // Each line to its end, and all below; none is followed by a line feed that would scroll.
             put(&format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")));
         }
@@ -206,7 +214,11 @@ impl TraceArgs {
         }
         trace::FILE.write(&self.out, &trace.to_json(&names, vm.is_none()))?;
         let lost = if trace.lost == 0 { String::new() } else { format!("; {} more were lost", trace.lost) };
-        tty::say(&format!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display()));
+        let own = match trace.own() {
+            0 => String::new(),
+            own => format!(", {own} of them by commands such as this one (category `control`)"),
+        };
+        tty::say(&format!("gnomon: {} exits in {}{own}{lost}", trace.count(), self.out.display()));
         Ok(0)
     }
 }

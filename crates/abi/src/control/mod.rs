@@ -191,9 +191,13 @@ pub struct Event {
     pub pc: u64,
     /// The trap value: mostly the virtual address.
     pub tval: u64,
-    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; else 0.
+    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; of an interrupt [`FOR_CONTROL`] if the control
+    /// channel was its reason; else 0.
     pub detail: u64,
 }
+
+/// [`Event::detail`] of an interrupt by the control channel, such as a trace's own requests make.
+pub const FOR_CONTROL: u64 = 1;
 
 /// The machine's description.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -61,7 +61,7 @@ struct Probed {
     idle: u64,
     /// Its time in Gnomon so far, in ticks.
     host: u64,
-    /// The vCPU: its VM's number and its own.
+    /// The vCPU whose doing it is, if it is that of one: its VM's number and its own.
     vcpu: Option<(u64, u32)>,
     /// The exit, if it is wanted.
     event: Option<abi::control::Event>,

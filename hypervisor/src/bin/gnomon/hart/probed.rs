@@ -7,7 +7,7 @@ use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
 use hypervisor::measure::probe::Doing;
-use hypervisor::vm::vcpu::request;
+use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
 
 impl Hart {
@@ -27,7 +27,10 @@ impl Hart {
         let noted = &self.shared.probe;
         let before = noted.of(Doing::Guest);
         noted.turn(Doing::Host, now);
-        let vcpu = self.current.as_ref().map(|run| (run.vm.handle.number, run.shared.id));
+        // Interrupts of the host are not its doing.
+        let is_own = |run: &VcpuRun| matches!(Cause::from_register(run.context.exit.cause), Cause::Exception(_));
+        let own = self.current.as_deref().filter(|run| is_own(run));
+        let vcpu = own.map(|run| (run.vm.handle.number, run.shared.id));
         self.exit =
             Some(Probed { idle: noted.of(Doing::Idle), host: noted.of(Doing::Host), vcpu, event: self.event(now) });
         if let Some(run) = &self.current {
@@ -51,6 +54,15 @@ impl Hart {
         }
         if let Some(event) = event {
             noted.note(Event { took: now - event.at, idle: noted.of(Doing::Idle) - idle, ..event });
+        }
+    }
+
+    /// Adds its detail to an exit by an interrupt, if it is noted.
+    pub(super) fn mark_exit(&mut self, detail: u64) {
+        if let Some(Probed { event: Some(event), .. }) = &mut self.exit
+            && matches!(Cause::from_register(event.cause), Cause::Interrupt(_))
+        {
+            event.detail = detail;
         }
     }
 
