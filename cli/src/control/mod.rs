@@ -34,7 +34,7 @@ const MOST_PATH: usize = 107;
 pub enum ControlError {
     /// The place for sockets cannot be used.
     #[error("cannot use {path} for runs' sockets: {why}")]
-    #[diagnostic(help("remove it, or name a directory of your own: XDG_RUNTIME_DIR=DIRECTORY"))]
+    #[diagnostic(help("{}name a directory of your own: XDG_RUNTIME_DIR=DIRECTORY", if path.exists() { "remove it, or " } else { "" }))]
     Place {
         /// The directory.
         path: PathBuf,
@@ -107,7 +107,11 @@ pub enum ControlError {
     },
     /// The run refuses the request.
     #[error("run `{run}`: {what}: {why}")]
-    #[diagnostic(help("gnomon ps lists the runs and their VMs, gnomon get the tunables"))]
+    #[diagnostic(help("{}", if matches!(what.as_str(), "set" | "get") {
+        "gnomon get lists the tunables and their values, docs/tunables.md explains them"
+    } else {
+        "gnomon ps lists the runs, their VMs and what state each is in"
+    }))]
     Refused {
         /// The run.
         run: String,
