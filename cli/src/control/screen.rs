@@ -242,6 +242,7 @@ mod tests {
                 timebase: 10_000_000,
                 vms: (0..vms).map(vm).collect(),
                 lost: Vec::new(),
+                ports: Vec::new(),
             },
             host: [("frames.total".to_owned(), 65_536), ("heap.used".to_owned(), 1 << 20)].into(),
             counters: (0..vms).map(counts).collect(),

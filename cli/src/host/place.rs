@@ -204,9 +204,10 @@ pub fn identity(file: &Path) -> Option<(u64, u64)> {
     fs::metadata(file).map(|there| (there.dev(), there.ino())).ok()
 }
 
-/// The directory that the file system with a file is mounted at.
+/// The directory that the file system with a file is mounted at. A file that is not there counts as its directory.
 #[must_use]
 pub fn mount_point(file: &Path) -> PathBuf {
+    let file = file.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     let device = |path: &Path| fs::metadata(path).map(|there| there.dev()).ok();
     let path = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let own = device(&path);

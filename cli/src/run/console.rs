@@ -75,6 +75,11 @@ impl ExecDemux {
         lines.into_iter().map(|line| self.line(line)).collect()
     }
 
+    /// The VMs whose commands have not begun.
+    pub fn waiting(&self) -> impl Iterator<Item = &str> {
+        self.vms.iter().filter(|vm| vm.state == ExecState::Before).map(|vm| vm.name.as_str())
+    }
+
     /// Returns the rest at the end of the output.
     pub fn finish(&mut self) -> Option<ExecEvent> {
         self.lines.finish().map(|line| self.line(line))
