@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 /// The programs that the script calls and that change nothing.
 const REAL: [&str; 21] = [
-    "bash", "sh", "readlink", "dirname", "sed", "sort", "head", "mkdir", "env", "cat", "rm", "true", "cp", "dpkg-deb", "find",
-    "touch", "comm", "cut", "mv", "tail", "sleep",
+    "bash", "sh", "readlink", "dirname", "sed", "sort", "head", "mkdir", "env", "cat", "rm", "true", "cp", "dpkg-deb",
+    "find", "touch", "comm", "cut", "mv", "tail", "sleep",
 ];
 
 /// Held while a program is written, and while one is started: a child has the files that its parent had open, for a moment,

@@ -58,10 +58,14 @@ fn reason(uses: &[PortUse], (vm, port): (&VmInfo, &str), own: u32) -> Option<Str
     let vm = &vm.name;
     if present.process != own {
         let process = present.process;
-        return Some(format!("gnomon: waiting until process {process} leaves port `{port}` of VM `{vm}`: one program at a time"));
+        return Some(format!(
+            "gnomon: waiting until process {process} leaves port `{port}` of VM `{vm}`: one program at a time"
+        ));
     }
     (present.is_open == Some(false)).then(|| {
-        format!("gnomon: waiting for a program in VM `{vm}` to open the port: /dev/virtio-ports/{port} (Ctrl-C ends this)")
+        format!(
+            "gnomon: waiting for a program in VM `{vm}` to open the port: /dev/virtio-ports/{port} (Ctrl-C ends this)"
+        )
     })
 }
 

@@ -91,7 +91,8 @@ impl Bridge {
             thread::spawn(move || {
                 for client in listener.incoming().flatten() {
                     let connection = shared.connections.fetch_add(1, Ordering::SeqCst);
-                    let process = socket_peercred(&client).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
+                    let process =
+                        socket_peercred(&client).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
                     let of = |is_open| PortUse { vm, port: name.clone(), process, is_open };
                     shared.note_port(of(None));
                     ports::serve(client, connection, &|wish| {

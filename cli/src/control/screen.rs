@@ -276,7 +276,8 @@ mod tests {
         for (lines, columns) in [(24, 80), (50, 200), (5, 20), (1, 1)] {
             for (vms, harts) in [(0, 1), (1, 1), (3, 8), (64, 64)] {
                 let size = TerminalSize { lines, columns };
-                let all = screen(&"n".repeat(40), [&sample(vms, harts, 9), &sample(vms, harts, 8)], Order::Cpu, Some(size));
+                let all =
+                    screen(&"n".repeat(40), [&sample(vms, harts, 9), &sample(vms, harts, 8)], Order::Cpu, Some(size));
                 assert!(all.len() <= lines.into() && all.iter().all(|line| line.chars().count() <= columns.into()));
                 if (lines, vms) == (24, 64) {
                     assert!(all.iter().any(|line| line.starts_with("EXITS/s BY CAUSE")), "{all:#?}");

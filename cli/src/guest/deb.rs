@@ -353,7 +353,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let data = archive(&[("./boot/vmlinux-6", "kernel"), ("./lib/a.ko.xz", "a")]);
         let mut package = ar::Builder::new(Vec::new());
-        for (name, bytes) in [("debian-binary", b"2.0\n".as_slice()), ("control.tar", &archive(&[])), ("data.tar", &data)] {
+        for (name, bytes) in
+            [("debian-binary", b"2.0\n".as_slice()), ("control.tar", &archive(&[])), ("data.tar", &data)]
+        {
             package.append(&ar::Header::new(name.into(), bytes.len() as u64), bytes).expect("in memory");
         }
         let deb = dir.path().join("x.deb");

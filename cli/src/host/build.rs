@@ -173,7 +173,8 @@ fn common_files() -> BTreeSet<PathBuf> {
     let dir = |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| home.join(name), PathBuf::from);
     let (cargo, rustup) = (dir("CARGO_HOME", ".cargo"), dir("RUSTUP_HOME", ".rustup"));
     let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(&root).stdin(Stdio::null()).output();
-    let sysroot = sysroot.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())).unwrap_or_default();
+    let sysroot =
+        sysroot.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())).unwrap_or_default();
     let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"].map(|name| root.join(name));
     let configurations = root.ancestors().map(|dir| dir.join(".cargo")).chain([cargo]);
     let configurations = configurations.flat_map(|dir| ["config", "config.toml"].map(|name| dir.join(name)));
@@ -243,12 +244,8 @@ fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
 }
 
 fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
-    let mut child = cargo()
-        .args(args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(BuildError::NoCargo)?;
+    let mut child =
+        cargo().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(BuildError::NoCargo)?;
     let stdout = child.stdout.take();
     let messages = std::thread::spawn(move || {
         let mut text = String::new();
@@ -273,7 +270,8 @@ mod tests {
 
     #[test]
     fn variables_of_a_process_that_cargo_starts_decide_nothing() {
-        for name in ["RUSTFLAGS", "CARGO_PROFILE_RELEASE_LTO", "CARGO_TARGET_DIR", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN"] {
+        for name in ["RUSTFLAGS", "CARGO_PROFILE_RELEASE_LTO", "CARGO_TARGET_DIR", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN"]
+        {
             assert!(decides(name), "{name}");
         }
         for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_TARGET_TMPDIR", "RUST_BACKTRACE", "PATH", "CARGO"] {

@@ -14,3 +14,4 @@ pub mod table;
 pub mod tty;
 pub mod turns;
 pub mod words;
+pub mod written;

@@ -309,10 +309,14 @@ mod tests {
     fn waiting_for_a_pipe_is_said() {
         let dir = tempfile::tempdir().expect("a directory");
         let (pipe, file) = (dir.path().join("pipe"), dir.path().join("file"));
-        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).expect("a pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .expect("a pipe");
         fs::write(&file, "").expect("a file");
         let said = waiting(&pipe, End::Writer).expect("it is a pipe");
-        assert!(said.starts_with("gnomon: waiting for a program to write to the pipe /") && said.ends_with("/pipe"), "{said}");
+        assert!(
+            said.starts_with("gnomon: waiting for a program to write to the pipe /") && said.ends_with("/pipe"),
+            "{said}"
+        );
         assert!(waiting(&pipe, End::Reader).is_some_and(|said| said.contains("to read the pipe")));
         assert_eq!([waiting(&file, End::Writer), waiting(dir.path(), End::Writer)], [None, None]);
     }

@@ -86,7 +86,8 @@ impl Stamp {
             let is_same = was.is_some_and(|was| (was.modified, was.size) == (now.modified, now.size));
             if !is_same && now.modified <= written.modified && path.starts_with(&self.root) {
                 // A file that cannot be written is built as cargo sees it.
-                let _ = fs::File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+                let _ =
+                    fs::File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
             }
         }
     }
@@ -182,7 +183,9 @@ mod tests {
     impl Tree {
         fn new() -> Self {
             let tree = Self(tempfile::tempdir().expect("a directory"));
-            for (name, text) in [("a b/Cargo.toml", ""), ("a b/src/main.rs", "1"), ("docs/page.md", "1"), ("out/a", "1")] {
+            for (name, text) in
+                [("a b/Cargo.toml", ""), ("a b/src/main.rs", "1"), ("docs/page.md", "1"), ("out/a", "1")]
+            {
                 tree.put(name, text);
             }
             tree.put("out/a.d", &format!("{0}/out/a: {0}/a\\ b/src/main.rs {0}/docs/page.md\n", tree.root().display()));

@@ -1,13 +1,14 @@
 //! Disks as users describe them: by a table of a VM file, or by `--disk`.
 
 use crate::host::size::{Size, SizeError};
+use crate::host::written::{self, Written};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// A disk, as the user describes it.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "Written<Table>")]
 pub struct DiskSpec {
     /// The file.
     pub file: PathBuf,
@@ -51,14 +52,7 @@ impl Format {
     }
 }
 
-/// A disk in a VM file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "the path of a file, or a table such as { file = \"data.img\", readonly = true }")]
-enum Written {
-    File(PathBuf),
-    Table(Table),
-}
-
+/// A disk in a VM file, if more is said of it than its file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -71,10 +65,14 @@ struct Table {
     data: Option<PathBuf>,
 }
 
-impl From<Written> for DiskSpec {
-    fn from(written: Written) -> Self {
+impl written::Table for Table {
+    const BOTH: &'static str = "the path of a file, or a table such as { file = \"data.img\", readonly = true }";
+}
+
+impl From<Written<Table>> for DiskSpec {
+    fn from(written: Written<Table>) -> Self {
         match written {
-            Written::File(file) => Self { file, ..Self::default() },
+            Written::Text(file) => Self { file: file.into(), ..Self::default() },
             Written::Table(Table { file, readonly, format, size, backing, data }) => {
                 Self { file, readonly, format, size, backing, data }
             }
