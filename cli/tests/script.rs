@@ -116,6 +116,30 @@ fn what_a_run_needs_is_installed() {
 }
 
 #[test]
+fn the_first_qemu_that_is_new_enough_is_used() {
+    let clone = Clone::new();
+    fs::create_dir_all(clone.path("other")).expect("a directory");
+    let version = |major: u32| format!("echo QEMU emulator version {major}.2.0");
+    clone.program("bin/qemu-system-riscv64", &version(7));
+    clone.program("bin/passt", "");
+    let start = || {
+        let mut command = clone.command(&["run", "--kernel", "missing"]);
+        let path = format!("{}:{}", clone.path("bin").display(), clone.path("other").display());
+        errors(&output(command.env("PATH", path)))
+    };
+    // None will do.
+    let said = start();
+    let old = format!("{} is version 7", clone.path("bin/qemu-system-riscv64").display());
+    assert!(said.contains(&format!("Gnomon needs QEMU 10 or newer, and {old}")), "{said}");
+    clone.program("other/qemu-system-riscv64", &version(10));
+    let said = start();
+    let new = clone.path("other/qemu-system-riscv64").display().to_string();
+    assert!(said.contains(&format!("using {new}, since {old}")) && !said.contains("apt-get"), "{said}");
+    clone.program("bin/qemu-system-riscv64", &version(11));
+    assert!(!start().contains("using"));
+}
+
+#[test]
 fn the_toolchain_is_pinned_and_another_one_said() {
     let clone = Clone::new();
     // It is not there, and cannot be installed: the stable one is.
