@@ -198,7 +198,13 @@ fn commands_reach_runs_and_their_vms() {
         scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
     }
     let mut other = scratch.run(&[&b], &["--as", "other", "--harts", "1"], 1);
-    scratch.refused("stop a", &["several runs are active", "a, other"]);
+    // A name that several runs have, one that only one of them has, and one that none has.
+    scratch.refused("stop b", &["several runs have a VM `b`", "a, other", "--run"]);
+    scratch.refused("stop", &["several runs are active", "a, other"]);
+    scratch.refused("stop c", &["no run has a VM `c`", "a, other"]);
+    assert!(scratch.output("stats a").starts_with("a:\n"));
+    scratch.command("pause a").success();
+    scratch.command("resume a").success();
     assert_eq!(scratch.output("ps").lines().count(), 4);
     other.child.kill().expect("it lives");
     other.child.wait().expect("it has died");

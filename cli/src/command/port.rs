@@ -4,10 +4,11 @@ use super::control::Which;
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::runs::Runs;
+use crate::host::place::IoError;
 use crate::host::tty;
 use abi::control::{PortUse, VmInfo};
 use clap::Args;
-use std::io::{Read, Write, copy, stdin, stdout};
+use std::io::{ErrorKind, Read, Write, copy, stdin, stdout};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,8 +73,7 @@ fn reason(uses: &[PortUse], (vm, port): (&VmInfo, &str), own: u32) -> Option<Str
 impl PortArgs {
     /// Passes bytes on until one side has gone.
     pub fn run(self) -> miette::Result<u8> {
-        let mut client = self.which.client()?;
-        let vm = client.choose(Some(&self.vm))?;
+        let (client, vm) = self.which.find(Some(&self.vm))?;
         let run = client.run().to_owned();
         // A run serves so many commands at once; this one asks nothing more.
         drop(client);
@@ -100,9 +100,11 @@ impl PortArgs {
             }
             has_heard.store(true, Ordering::Relaxed);
             let mut out = stdout().lock();
-            if out.write_all(&buffer[..count]).and_then(|()| out.flush()).is_err() {
+            match out.write_all(&buffer[..count]).and_then(|()| out.flush()) {
+                Ok(()) => {}
                 // The reader has closed it.
-                return Ok(0);
+                Err(why) if why.kind() == ErrorKind::BrokenPipe => return Ok(0),
+                Err(why) => Err(IoError::at("write", "/dev/stdout")(why))?,
             }
         }
     }

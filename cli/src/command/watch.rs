@@ -58,7 +58,7 @@ impl TopArgs {
         if self.once {
             thread::sleep(interval);
             let sample = sampler.take(0)?;
-            say(&screen(sampler.run(), [&sample, &before], Order::Number, None));
+            say(&screen(sampler.run(), [&sample, &before], Order::Number, None))?;
             return Ok(0);
         }
         let events =
@@ -189,8 +189,10 @@ impl TraceArgs {
     /// Traces, and writes the file.
     pub fn run(self) -> miette::Result<u8> {
         trace::FILE.check(&self.out)?;
-        let mut client = self.which.client()?;
-        let vm = self.vm.as_deref().map(|name| client.choose(Some(name))).transpose()?;
+        let (mut client, vm) = match self.vm.as_deref() {
+            Some(name) => self.which.find(Some(name)).map(|(client, vm)| (client, Some(vm)))?,
+            None => (self.which.client()?, None),
+        };
         let there = client.vms()?;
         let names = there.vms.into_iter().map(|vm| (vm.number, vm.name)).collect();
         let harts = client.harts(0)?.len() as u32;

@@ -80,6 +80,24 @@ pub enum ControlError {
         /// The existing ones.
         known: Vec<String>,
     },
+    /// No run has a VM of that name.
+    #[error("no run has a VM `{name}`: the runs are {}", .runs.join(", "))]
+    #[diagnostic(help("gnomon ps lists the VMs that are running"))]
+    NowhereVm {
+        /// The name.
+        name: String,
+        /// The active runs.
+        runs: Vec<String>,
+    },
+    /// Several runs have a VM of that name.
+    #[error("several runs have a VM `{name}`: {}", .runs.join(", "))]
+    #[diagnostic(help("name one of the runs: --run NAME"))]
+    WhichOfRuns {
+        /// The name.
+        name: String,
+        /// Those runs.
+        runs: Vec<String>,
+    },
     /// There are several VMs.
     #[error("run `{run}` has several VMs: {}", .known.join(", "))]
     #[diagnostic(help("name one of them"))]

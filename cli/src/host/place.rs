@@ -36,6 +36,9 @@ pub fn remedy(path: &Path, source: &std::io::Error) -> String {
         },
         ErrorKind::PermissionDenied => "check that you may access the file and its directory".into(),
         ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written".into(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded if path == Path::new("/dev/stdout") => {
+            "make room where standard output goes".into()
+        }
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
             format!("make room on the file system at {}", mount_point(path).display())
         }
@@ -327,6 +330,7 @@ mod tests {
         assert_eq!(of("/nowhere/at/all", ErrorKind::NotFound), "check the path: /nowhere does not exist");
         assert_eq!(of("missing", ErrorKind::NotFound), "check the path");
         assert_eq!(of("/proc/x", ErrorKind::StorageFull), "make room on the file system at /proc");
+        assert_eq!(of("/dev/stdout", ErrorKind::StorageFull), "make room where standard output goes");
         assert!(of("/root/x", ErrorKind::PermissionDenied).contains("may access"));
         assert!(!of("missing", ErrorKind::NotFound).contains("room"));
     }
