@@ -250,6 +250,12 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     scratch.refused("top", &["needs a terminal", "--once"]);
     // Its first screens, and a key that is none of its.
     let mut top = on_a_terminal(&scratch, "top");
+    top.exp_string("gnomon top: run a").expect("a screen");
+    for (key, shows) in [("?", "VMs with most memory first"), ("e", "EXITS/s BY CAUSE")] {
+        top.send(key).expect("typing");
+        top.flush().expect("typing");
+        top.exp_string(shows).expect(shows);
+    }
     for _ in 0..2 {
         for part in
             ["\u{1b}[H", "gnomon top: run a, up ", "memory ", "harts: guest ", "EXITS/s", "SBI calls", "\u{1b}[J"]
@@ -281,6 +287,12 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
         .collect();
     assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{once}");
     assert!(once.lines().any(|line| line.starts_with("harts: guest ") && line.contains(" %, Gnomon ")), "{once}");
+    // Both guests do nothing but call.
+    let cpu = |name: &str| -> Option<f64> {
+        let row = once.lines().find(|line| line.starts_with(&format!("{name} ")))?;
+        row.split_whitespace().nth(3)?.parse().ok()
+    };
+    assert!(["a", "b"].iter().all(|name| cpu(name).is_some_and(|cpu| (50.0..130.0).contains(&cpu))), "{once}");
     // A trace of all, and one of a VM that is paused, goes on, and is stopped meanwhile.
     let (file, one) = (scratch.path("all.json"), scratch.path("one.json"));
     scratch.command(&format!("trace --seconds 9 --most 2000 -o {}", file.display())).success();
