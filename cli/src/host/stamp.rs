@@ -183,12 +183,11 @@ mod tests {
     impl Tree {
         fn new() -> Self {
             let tree = Self(tempfile::tempdir().expect("a directory"));
-            for (name, text) in
-                [("a b/Cargo.toml", ""), ("a b/src/main.rs", "1"), ("docs/page.md", "1"), ("out/a", "1")]
+            for (name, text) in [("a b/Cargo.toml", ""), ("a b/src/main.rs", "1"), ("texts/page", "1"), ("out/a", "1")]
             {
                 tree.put(name, text);
             }
-            tree.put("out/a.d", &format!("{0}/out/a: {0}/a\\ b/src/main.rs {0}/docs/page.md\n", tree.root().display()));
+            tree.put("out/a.d", &format!("{0}/out/a: {0}/a\\ b/src/main.rs {0}/texts/page\n", tree.root().display()));
             tree
         }
 
@@ -234,7 +233,7 @@ mod tests {
         let remove = |name: &str| fs::remove_file(tree.root().join(name)).expect("it is there");
         let changes: [(&str, &dyn Fn()); 8] = [
             ("an edit", &|| tree.put("a b/src/main.rs", "2")),
-            ("a file outside of the package", &|| tree.put("docs/page.md", "2")),
+            ("a file outside of the package", &|| tree.put("texts/page", "2")),
             ("a new file", &|| tree.put("a b/build.rs", "")),
             ("a file that goes", &|| remove("a b/build.rs")),
             ("a new configuration", &|| tree.put("config.toml", "")),
@@ -260,7 +259,7 @@ mod tests {
     fn other_files_change_nothing() {
         let tree = Tree::new();
         let stamp = tree.build(|| {});
-        for name in ["a b/src/.main.rs.swp", "a b/src/main.rs~", "docs/other.md", "other/src/main.rs"] {
+        for name in ["a b/src/.main.rs.swp", "a b/src/main.rs~", "texts/other", "other/src/main.rs"] {
             tree.put(name, "");
         }
         assert!(stamp.current().is_some());
@@ -272,7 +271,7 @@ mod tests {
         assert!(tree.build(|| tree.put("a b/src/main.rs", "2")).current().is_none());
         assert!(tree.build(|| tree.put("a b/src/new.rs", "")).current().is_none());
         // The compiler has read it before it went.
-        let gone = || fs::remove_file(tree.root().join("docs/page.md")).expect("it is there");
+        let gone = || fs::remove_file(tree.root().join("texts/page")).expect("it is there");
         assert!(tree.build(gone).current().is_none());
     }
 

@@ -52,10 +52,10 @@ pub fn explain(error: &toml::de::Error) -> String {
 
 fn plain(message: &str) -> String {
     if let Some((word, known)) = named(message, "unknown field `") {
-        return format!("unknown key `{word}`{}; the keys are {}", meant(word, &known), known.join(", "));
+        return format!("unknown key `{word}`{} The keys are {}", meant(word, &known), known.join(", "));
     }
     if let Some((word, known)) = named(message, "unknown variant `") {
-        return format!("`{word}` is not possible here{}; choose one of {}", meant(word, &known), known.join(", "));
+        return format!("`{word}` is not possible here{} Choose one of {}", meant(word, &known), known.join(", "));
     }
     if let Some(key) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         return format!("the key `{key}` is missing");
@@ -75,7 +75,7 @@ fn named<'a>(message: &'a str, begin: &str) -> Option<(&'a str, Vec<&'a str>)> {
 }
 
 fn meant(word: &str, known: &[&str]) -> String {
-    similar(word, known).map_or_else(String::new, |known| format!(": did you mean `{known}`?"))
+    similar(word, known).map_or_else(|| ".".into(), |known| format!(": did you mean `{known}`?"))
 }
 
 /// Returns that of the known words that a wrong one resembles most, if it does at all.
@@ -128,12 +128,12 @@ mod tests {
         for (message, said) in [
             (
                 "unknown field `memroy`, expected one of `memory`, `mmu`",
-                "unknown key `memroy`: did you mean `memory`?; the keys are memory, mmu",
+                "unknown key `memroy`: did you mean `memory`? The keys are memory, mmu",
             ),
-            ("unknown field `x`, expected `dir` or `name`", "unknown key `x`; the keys are dir, name"),
+            ("unknown field `x`, expected `dir` or `name`", "unknown key `x`. The keys are dir, name"),
             (
                 "unknown variant `hvc`, expected one of `hvc0`, `none`",
-                "`hvc` is not possible here: did you mean `hvc0`?; choose one of hvc0, none",
+                "`hvc` is not possible here: did you mean `hvc0`? Choose one of hvc0, none",
             ),
             ("missing field `file`", "the key `file` is missing"),
             (

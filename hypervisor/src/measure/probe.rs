@@ -30,7 +30,12 @@ const ALL: u64 = u64::MAX;
 
 impl Default for Asked {
     fn default() -> Self {
-        Self { until: AtomicU64::new(0), exact_until: AtomicU64::new(0), trace_until: AtomicU64::new(0), vm: AtomicU64::new(ALL) }
+        Self {
+            until: AtomicU64::new(0),
+            exact_until: AtomicU64::new(0),
+            trace_until: AtomicU64::new(0),
+            vm: AtomicU64::new(ALL),
+        }
     }
 }
 
