@@ -7,7 +7,7 @@ use crate::host::stamp::Stamp;
 use miette::Diagnostic;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -136,12 +136,6 @@ fn target_dir() -> PathBuf {
     place::root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
-/// Returns the path of a program as the system finds it.
-fn in_path(program: &OsStr) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
-}
-
 /// Returns whether a variable of this name may change what cargo builds. Cargo sets further ones for programs that it starts.
 fn decides(name: &str) -> bool {
     const PREFIXES: [&str; 9] = [
@@ -162,7 +156,8 @@ fn decides(name: &str) -> bool {
 fn words(args: &[&str]) -> Vec<String> {
     let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(decides));
     let variables: BTreeMap<_, _> = variables.collect();
-    let programs = [cargo_program(), "rustc".into(), "cc".into()].map(|program| (in_path(&program), program));
+    let programs =
+        [cargo_program(), "rustc".into(), "cc".into()].map(|program| (place::find_program(&program), program));
     args.iter().map(|&arg| arg.to_owned()).chain([format!("{variables:?}"), format!("{programs:?}")]).collect()
 }
 
@@ -181,7 +176,7 @@ fn common_files() -> BTreeSet<PathBuf> {
     let toolchains = ["settings.toml", "update-hashes"].map(|name| rustup.join(name));
     let toolchain = ["bin/rustc", "lib/rustlib/components"].map(|name| sysroot.join(name));
     let programs = [cargo_program(), "rustc".into()];
-    let programs = programs.iter().filter_map(|program| in_path(program));
+    let programs = programs.iter().filter_map(|program| place::find_program(program));
     manifests.into_iter().chain(configurations).chain(toolchains).chain(toolchain).chain(programs).collect()
 }
 

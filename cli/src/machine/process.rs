@@ -16,7 +16,6 @@ use crate::machine::stream::{Piece, RecordFilter, Trouble};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
 use miette::Diagnostic;
-use std::ffi::OsStr;
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -32,12 +31,12 @@ const GRACE: Duration = Duration::from_secs(5);
 const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// A command that starts a program, which ends with this process.
-pub(crate) fn end_with_parent(program: impl AsRef<OsStr>) -> Command {
+pub(crate) fn end_with_parent(program: &str) -> Command {
     if !Path::new(SETPRIV).exists() {
         return Command::new(program);
     }
     let mut command = Command::new(SETPRIV);
-    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command.args(["--pdeathsig", "KILL", "--", program]);
     command
 }
 

@@ -11,7 +11,7 @@ use crate::machine::net::{self, Network};
 use crate::machine::share::{self, Share};
 use crate::machine::swap;
 use miette::Diagnostic;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -128,7 +128,8 @@ pub fn version() -> Result<String, QemuError> {
 
 /// The directories of QEMU's own data, such as firmware.
 fn data() -> Result<Vec<PathBuf>, QemuError> {
-    let output = Command::new(program()).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let output =
+        Command::new(program()).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(|dir| PathBuf::from(dir.trim())).collect())
 }
 
