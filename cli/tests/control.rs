@@ -292,7 +292,7 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
         let row = once.lines().find(|line| line.starts_with(&format!("{name} ")))?;
         row.split_whitespace().nth(3)?.parse().ok()
     };
-    assert!(["a", "b"].iter().all(|name| cpu(name).is_some_and(|cpu| (50.0..130.0).contains(&cpu))), "{once}");
+    assert!(["a", "b"].iter().all(|name| cpu(name).is_some_and(|cpu| (30.0..=100.0).contains(&cpu))), "{once}");
     // A trace of all, and one of a VM that is paused, goes on, and is stopped meanwhile.
     let (file, one) = (scratch.path("all.json"), scratch.path("one.json"));
     scratch.command(&format!("trace --seconds 9 --most 2000 -o {}", file.display())).success();
@@ -302,7 +302,8 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     let all = trace(&file);
     let slices = all["traceEvents"].as_array().expect("a list");
     let of = |name: &str| slices.iter().filter(|slice| slice["name"] == name).count();
-    assert!(of("SBI base") > 100 && of("a/0") > 100 && of("b/0") > 100, "{} slices", slices.len());
+    let counts = ["SBI base", "a/0", "b/0"].map(of);
+    assert!(counts.iter().all(|count| *count > 100), "{counts:?} of {} slices", slices.len());
     assert!(slices.iter().all(|slice| slice["ph"] == "M" || slice["dur"].as_f64() >= Some(0.0)));
     let mut tracer = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
         .env("XDG_RUNTIME_DIR", scratch.0.path())

@@ -239,8 +239,10 @@ struct Wanted {
 
 /// Takes what harts have noted, until each has been asked for all that it had.
 fn take(client: &mut Client, wanted: &Wanted, trace: &mut Trace) -> Result<(), ControlError> {
+    // A hart that is faster than this does not keep it from the others.
+    let share = wanted.most.div_ceil(wanted.harts.max(1) as usize);
     for hart in 0..wanted.harts {
-        // A hart that is faster than this does not keep it from the others.
+        let before = trace.count();
         for _ in 0..64 {
             let mut found = client.events(control::Trace { ms: TRACED_MS, vm: wanted.vm, hart })?;
             let is_last = found.events.len() < MOST_EVENTS;
@@ -250,7 +252,7 @@ fn take(client: &mut Client, wanted: &Wanted, trace: &mut Trace) -> Result<(), C
             }
             found.events.retain(|event| event.at >= wanted.began && wanted.vm.is_none_or(|vm| vm == event.vm));
             trace.add(hart, found);
-            if is_last || trace.count() >= wanted.most {
+            if is_last || trace.count() - before >= share || trace.count() >= wanted.most {
                 break;
             }
         }
