@@ -2,6 +2,7 @@
 //!
 //! The `gnomon` script does the same for this command.
 
+use crate::host::place;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +10,10 @@ use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
+
+/// The time after which a stamp goes that was not written again, such as that of former arguments.
+const KEPT: Duration = Duration::from_secs(60 * 24 * 3600);
 
 /// A moment, in seconds and nanoseconds of a file system's clock.
 type Moment = (i64, i64);
@@ -95,6 +99,7 @@ impl Stamp {
     /// Returns the moment from which on a change may not be in a build that starts now; `None` if no stamp can be written.
     pub(super) fn begin(&self) -> Option<Moment> {
         fs::create_dir_all(self.path.parent()?).ok()?;
+        place::prune(self.path.parent()?, KEPT);
         let mark = self.path.with_extension(format!("{}", std::process::id()));
         fs::write(&mark, "").ok()?;
         let begun = FileState::of(&mark).map(|state| state.changed);
@@ -120,7 +125,7 @@ impl Stamp {
         let results = states(built.values());
         let contents = Contents { watched, sources, built, results };
         // Without a stamp, the next build asks cargo.
-        let _ = serde_json::to_vec(&contents).map(|text| super::place::write_whole(&self.path, &text));
+        let _ = serde_json::to_vec(&contents).map(|text| place::write_whole(&self.path, &text));
     }
 
     /// Returns the directories of the packages that these sources belong to, since a new file may matter there, and the sources that
@@ -175,7 +180,6 @@ fn sources_of(built: &Path) -> Option<Vec<PathBuf>> {
 mod tests {
     use super::*;
     use std::fs::File;
-    use std::time::Duration;
 
     /// A package `a b` that was built, and a file elsewhere that it contains.
     struct Tree(tempfile::TempDir);
