@@ -1,6 +1,8 @@
 //! Paths of the repository, its cache and scratch space.
 
 use crate::host::tty;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -124,6 +126,24 @@ pub fn cache(name: &str) -> Result<PathBuf, IoError> {
     Ok(dir)
 }
 
+/// Locks a file for this process alone. If another process has the lock, says what that does, and waits.
+///
+/// # Errors
+/// If the file cannot be locked.
+pub fn lock(file: &File, other_does: &str) -> std::io::Result<()> {
+    lock_or(file, || tty::say(&format!("gnomon: waiting for another gnomon: {other_does}")))
+}
+
+fn lock_or(file: &File, wait: impl FnOnce()) -> std::io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            wait();
+            Ok(flock(file, FlockOperation::LockExclusive)?)
+        }
+        locked => Ok(locked?),
+    }
+}
+
 /// Keeps other `gnomon` processes out of the cache for as long as it lives.
 #[derive(Debug)]
 pub struct CacheLock(File);
@@ -136,8 +156,7 @@ impl CacheLock {
     pub fn take() -> Result<Self, IoError> {
         let path = cache("")?.join("lock");
         let file = File::create(&path).map_err(IoError::at("create", &path))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| IoError::at("lock", &path)(error.into()))?;
+        lock(&file, "it downloads").map_err(IoError::at("lock", &path))?;
         Ok(Self(file))
     }
 }
@@ -145,7 +164,7 @@ impl CacheLock {
 impl Drop for CacheLock {
     fn drop(&mut self) {
         // Closing the file would release it too; there is nothing to do about a failure.
-        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -322,6 +341,21 @@ mod tests {
         );
         assert!(waiting(&pipe, End::Reader).is_some_and(|said| said.contains("to read the pipe")));
         assert_eq!([waiting(&file, End::Writer), waiting(dir.path(), End::Writer)], [None, None]);
+    }
+
+    #[test]
+    fn a_lock_that_another_has_is_waited_for_with_a_word() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("lock");
+        let [one, other] = [(); 2].map(|()| File::create(&path).expect("a file"));
+        lock_or(&one, || panic!("it is free")).expect("locked");
+        let mut has_waited = false;
+        lock_or(&other, || {
+            has_waited = true;
+            drop(one);
+        })
+        .expect("locked");
+        assert!(has_waited);
     }
 
     #[test]
