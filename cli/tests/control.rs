@@ -128,7 +128,7 @@ fn commands_reach_runs_and_their_vms() {
     // A client at a port that its guest does not use.
     let listed: serde_json::Value = serde_json::from_str(&scratch.output("ps --json")).expect("JSON");
     assert_eq!(listed[1]["ports"]["log"], scratch.path("gnomon/a.ports/b/log").to_str().expect("text"));
-    scratch.refused("port b agnet", &["no port `agnet`", "agent, log"]);
+    scratch.refused("port b agnet", &["no port `agnet`", "did you mean `agent`?", "agent, log"]);
     scratch.refused("port a agent", &["VM `a`", "no port `agent`"]);
     let mut port = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
     port.env("XDG_RUNTIME_DIR", scratch.0.path()).args(["port", "b", "log", "--listen"]);
@@ -140,6 +140,7 @@ fn commands_reach_runs_and_their_vms() {
     scratch.refused("set read-ahead=16", &["read-ahead", "0 to 15"]);
     scratch.refused("set colour=blue", &["colour", "superpages"]);
     scratch.refused("get colour", &["colour", "superpages"]);
+    scratch.refused("get read_ahed", &["did you mean `read-ahead`?"]);
     // Counters.
     let before = scratch.exits("a");
     assert!(before > 0);

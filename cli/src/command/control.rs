@@ -8,6 +8,7 @@ use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::table;
 use crate::host::words::shown;
+use crate::host::written::similar;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
@@ -223,7 +224,9 @@ impl GetArgs {
                 Some((_, value)) => say(slice::from_ref(value))?,
                 None => {
                     let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
-                    let why = format!("there is no tunable `{name}`: choose one of {}", known.join(" "));
+                    let meant =
+                        similar(&name, &known).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
+                    let why = format!("there is no tunable `{name}`: {meant}choose one of {}", known.join(" "));
                     Err(ControlError::Refused { run: client.run().into(), what: "get".into(), why })?;
                 }
             },

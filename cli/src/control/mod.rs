@@ -20,6 +20,7 @@ pub mod screen;
 mod tests;
 pub mod trace;
 
+use crate::host::written::similar;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ pub enum ControlError {
     #[diagnostic(help("start one: ./gnomon run"))]
     NoRun,
     /// No run has that name.
-    #[error("no run called `{name}` is active{}", others(.known))]
+    #[error("no run called `{name}` is active{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists the active runs"))]
     UnknownRun {
         /// The name.
@@ -70,7 +71,7 @@ pub enum ControlError {
     #[diagnostic(help("name one: --run NAME"))]
     WhichRun(Vec<String>),
     /// No VM has that name.
-    #[error("run `{run}` has no VM `{name}`{}", others(.known))]
+    #[error("run `{run}` has no VM `{name}`{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists the VMs that are running"))]
     UnknownVm {
         /// The run.
@@ -172,7 +173,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The VM has no such port.
-    #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(.known))]
+    #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists them; `ports` in a VM file, or --port, gives one to a VM"))]
     UnknownPort {
         /// The run.
@@ -212,7 +213,9 @@ pub enum ControlError {
     },
 }
 
-/// The existing names, as the end of a message.
-fn others(known: &[String]) -> String {
-    if known.is_empty() { String::new() } else { format!(" (known: {})", known.join(", ")) }
+/// The existing names, as the end of a message about a wrong one.
+fn others(name: &str, known: &[String]) -> String {
+    let words: Vec<&str> = known.iter().map(String::as_str).collect();
+    let meant = similar(name, &words).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
+    if known.is_empty() { String::new() } else { format!(" ({meant}known: {})", known.join(", ")) }
 }
