@@ -128,7 +128,7 @@ fn commands_reach_runs_and_their_vms() {
     // A client at a port that its guest does not use.
     let listed: serde_json::Value = serde_json::from_str(&scratch.output("ps --json")).expect("JSON");
     assert_eq!(listed[1]["ports"]["log"], scratch.path("gnomon/a.ports/b/log").to_str().expect("text"));
-    scratch.refused("port b agnet", &["no port `agnet`", "agent, log"]);
+    scratch.refused("port b agnet", &["no port `agnet`", "did you mean `agent`?", "agent, log"]);
     scratch.refused("port a agent", &["VM `a`", "no port `agent`"]);
     let mut port = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
     port.env("XDG_RUNTIME_DIR", scratch.0.path()).args(["port", "b", "log", "--listen"]);
@@ -140,6 +140,7 @@ fn commands_reach_runs_and_their_vms() {
     scratch.refused("set read-ahead=16", &["read-ahead", "0 to 15"]);
     scratch.refused("set colour=blue", &["colour", "superpages"]);
     scratch.refused("get colour", &["colour", "superpages"]);
+    scratch.refused("get read_ahed", &["did you mean `read-ahead`?"]);
     // Counters.
     let before = scratch.exits("a");
     assert!(before > 0);
@@ -198,7 +199,13 @@ fn commands_reach_runs_and_their_vms() {
         scratch.refused(&format!("run --as {name} --memory 16M --kernel {}", kernel.display()), &[part, "name"]);
     }
     let mut other = scratch.run(&[&b], &["--as", "other", "--harts", "1"], 1);
-    scratch.refused("stop a", &["several runs are active", "a, other"]);
+    // A name that several runs have, one that only one of them has, and one that none has.
+    scratch.refused("stop b", &["several runs have a VM `b`", "a, other", "--run"]);
+    scratch.refused("stop", &["several runs are active", "a, other"]);
+    scratch.refused("stop c", &["no run has a VM `c`", "a, other"]);
+    assert!(scratch.output("stats a").starts_with("a:\n"));
+    scratch.command("pause a").success();
+    scratch.command("resume a").success();
     assert_eq!(scratch.output("ps").lines().count(), 4);
     other.child.kill().expect("it lives");
     other.child.wait().expect("it has died");
@@ -244,6 +251,12 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     scratch.refused("top", &["needs a terminal", "--once"]);
     // Its first screens, and a key that is none of its.
     let mut top = on_a_terminal(&scratch, "top");
+    top.exp_string("gnomon top: run a").expect("a screen");
+    for (key, shows) in [("?", "VMs with most memory first"), ("e", "EXITS/s BY CAUSE")] {
+        top.send(key).expect("typing");
+        top.flush().expect("typing");
+        top.exp_string(shows).expect(shows);
+    }
     for _ in 0..2 {
         for part in
             ["\u{1b}[H", "gnomon top: run a, up ", "memory ", "harts: guest ", "EXITS/s", "SBI calls", "\u{1b}[J"]
@@ -275,6 +288,12 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
         .collect();
     assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 0.0), "{once}");
     assert!(once.lines().any(|line| line.starts_with("harts: guest ") && line.contains(" %, Gnomon ")), "{once}");
+    // Both guests do nothing but call.
+    let cpu = |name: &str| -> Option<f64> {
+        let row = once.lines().find(|line| line.starts_with(&format!("{name} ")))?;
+        row.split_whitespace().nth(3)?.parse().ok()
+    };
+    assert!(["a", "b"].iter().all(|name| cpu(name).is_some_and(|cpu| (30.0..=100.0).contains(&cpu))), "{once}");
     // A trace of all, and one of a VM that is paused, goes on, and is stopped meanwhile.
     let (file, one) = (scratch.path("all.json"), scratch.path("one.json"));
     scratch.command(&format!("trace --seconds 9 --most 2000 -o {}", file.display())).success();
@@ -284,7 +303,8 @@ fn a_run_is_watched_on_a_terminal_and_traced() {
     let all = trace(&file);
     let slices = all["traceEvents"].as_array().expect("a list");
     let of = |name: &str| slices.iter().filter(|slice| slice["name"] == name).count();
-    assert!(of("SBI base") > 100 && of("a/0") > 100 && of("b/0") > 100, "{} slices", slices.len());
+    let counts = ["SBI base", "a/0", "b/0"].map(of);
+    assert!(counts.iter().all(|count| *count > 100), "{counts:?} of {} slices", slices.len());
     assert!(slices.iter().all(|slice| slice["ph"] == "M" || slice["dur"].as_f64() >= Some(0.0)));
     let mut tracer = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"))
         .env("XDG_RUNTIME_DIR", scratch.0.path())

@@ -237,8 +237,9 @@ fn every_key_of_a_vm_file_is_described() {
     std::fs::write(&file, "no-such-key = 1").expect("a file");
     let refused = Command::new(env!("CARGO_BIN_EXE_gnomon")).arg("run").arg(file).output().expect("the command");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    let (_, keys) = said.split_once("expected one of").unwrap_or_else(|| panic!("no list of keys in {said}"));
-    let key = Regex::new(r"`(\w+)`").expect("a pattern");
+    let (_, keys) = said.split_once("The keys are ").unwrap_or_else(|| panic!("no list of keys in {said}"));
+    let (keys, _) = keys.split_once('\n').expect("it ends with its line");
+    let key = Regex::new(r"(\w+)").expect("a pattern");
     let keys: BTreeSet<_> = key.captures_iter(keys).map(|found| found[1].to_owned()).collect();
     let described = Regex::new(r"(?m)^\| `(\w+)`").expect("a pattern");
     let page = read(Path::new("docs/vm-file.md"));

@@ -317,7 +317,7 @@ fn networks_that_cannot_be() {
         scratch.refused(&["--net", "--forward", port], USAGE, &["--forward"]);
     }
     scratch.refused(&["--net", "yes"], USAGE, &["--net"]);
-    run(&["--forward", "8080:80"], &["8080:80", "`raw`", "has no network", "net = true"]);
+    run(&["--net", "off", "--forward", "8080:80"], &["8080:80", "`raw`", "has no network", "--net"]);
     run(&["--net", "--forward", "web=8080:80"], &["`web`", "does not exist", "`raw`"]);
     run(&["--net", "--forward", "8080:80", "--forward", "8080:81"], &["8080", "twice"]);
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
@@ -394,10 +394,13 @@ fn roots_that_cannot_be() {
     let file = scratch.file("a.toml", "root = 'arch'\n");
     scratch.refused(&[text(&file)], INPUT, &["a.toml", "`arch` is not a root", "line 1"]);
     let file = scratch.file("b.toml", "root = { system = 'debian', disk = 'x' }\n");
-    scratch.refused(&[text(&file)], INPUT, &["b.toml", "root"]);
+    scratch.refused(&[text(&file)], INPUT, &["b.toml", "unknown key `disk`", "system, file"]);
     // What is found out before an image is made, which takes minutes.
     scratch.refused(&["--debian=/nowhere/root.img"], INPUT, &["/nowhere/root.img", "No such file", "--debian=FILE"]);
-    let disk = scratch.file("disk", [0; 4096]);
+    let empty = scratch.file("empty", [0; 4096]);
+    scratch.refused(&[&format!("--debian={}", text(&empty))], INPUT, &["no Debian on", text(&empty), "ext4", "--disk"]);
+    let superblock = [vec![0; 0x438], vec![0x53, 0xef], vec![0; 0xbc6]].concat();
+    let disk = scratch.file("disk", superblock);
     let other = fs::File::open(&disk).expect("a file");
     rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).expect("locked");
     let root = format!("--debian={}", text(&disk));

@@ -196,11 +196,15 @@ fn harts_are_asked_and_kicked_once() {
     assert!([0, 1].iter().all(|hart| w.hart.events.contains(&fake::Event::Ipi(*hart))), "both are to look");
     assert!(w.g.asked.is_on(w.hart.time + 199_999) && !w.g.asked.is_on(w.hart.time + 200_000), "20 ms");
     // As the harts do then.
-    w.g.harts[0].probe.begin(Doing::Guest, w.hart.time);
+    w.g.harts[0].probe.begin(Doing::Guest, w.hart.time, w.g.asked.until());
     w.hart.time += 50;
     let expected = [HartTimes { guest: 50, ..HartTimes::default() }, HartTimes::default()];
     assert_eq!(harts(&mut w), Answer::Harts(expected.into()));
     assert!(!w.hart.events.contains(&fake::Event::Ipi(0)) && w.hart.events.contains(&fake::Event::Ipi(1)));
+    // A hart that slept while its time lapsed is to take up the next one.
+    w.hart.time += 1_000_000;
+    assert!(matches!(harts(&mut w), Answer::Harts(times) if times[0].guest == 200_000));
+    assert!(w.hart.events.contains(&fake::Event::Ipi(0)), "it is kicked");
     // The time that a request asks for is bounded.
     let _ = ask(&w.g, &mut w.hart, &wire, &Request::Harts(u32::MAX));
     assert!(!w.g.asked.is_on(w.hart.time + u64::from(MOST_MS) * 10_000));

@@ -1,7 +1,7 @@
 //! `gnomon bench`.
 
 use super::run::Mmu;
-use super::script::Need;
+use super::script::{Need, print};
 use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
@@ -143,7 +143,7 @@ impl BenchArgs {
     pub fn run(self) -> miette::Result<u8> {
         if self.names.is_empty() {
             for (name, about) in Name::value_variants().iter().map(|name| name.about()) {
-                println!("{name:10} {about}");
+                print(&format!("{name:10} {about}\n"))?;
             }
             return Ok(0);
         }
@@ -179,17 +179,19 @@ impl BenchArgs {
                     continue;
                 }
             };
-            print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
+            let printed = print(&format!("{}{report}", if reports.is_empty() { "" } else { "\n" }));
             report.failures.iter().for_each(|why| tty::say(&format!("gnomon: failed: {why}")));
             reports.push(report);
             // Each time: a benchmark that is stopped has written what it had.
             self.write(&lab, &reports)?;
+            printed?;
         }
         if let Some(baseline) = baseline {
             let report = baseline.compare(&reports);
-            print!("{}{report}", if reports.is_empty() { "" } else { "\n" });
+            let printed = print(&format!("{}{report}", if reports.is_empty() { "" } else { "\n" }));
             reports.push(report);
             self.write(&lab, &reports)?;
+            printed?;
         }
         Ok(u8::from(has_failed || reports.iter().any(|report| !report.failures.is_empty())))
     }

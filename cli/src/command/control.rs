@@ -1,25 +1,28 @@
 //! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
 
-use super::script::{STATUS_INPUT, complain};
+use super::script::{STATUS_INPUT, complain, print};
 use crate::control::client::Client;
 use crate::control::runs::Runs;
 use crate::control::{ControlError, prometheus};
+use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::table;
 use crate::host::words::shown;
+use crate::host::written::similar;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::{Write, stdout};
 use std::path::PathBuf;
 use std::slice;
 
-/// Prints lines, without control characters. A reader that has closed the pipe is not an error.
-pub(super) fn say(lines: &[String]) {
-    let text: String = lines.iter().map(|line| shown(line) + "\n").collect();
-    let _ = stdout().lock().write_all(text.as_bytes());
+/// Prints lines, without control characters.
+///
+/// # Errors
+/// If standard output cannot be written. A reader that has closed the pipe is not an error.
+pub(super) fn say(lines: &[String]) -> Result<(), IoError> {
+    print(&lines.iter().map(|line| shown(line) + "\n").collect::<String>())
 }
 
 /// Which run.
@@ -33,6 +36,11 @@ pub struct Which {
 impl Which {
     pub(super) fn client(&self) -> Result<Client, ControlError> {
         Client::of(self.run.as_deref())
+    }
+
+    /// Finds a VM, and a client of its run.
+    pub(super) fn find(&self, vm: Option<&str>) -> Result<(Client, VmInfo), ControlError> {
+        Client::reach(self.run.as_deref(), vm)
     }
 }
 
@@ -122,12 +130,12 @@ impl PsArgs {
         let listed: Vec<_> =
             all.iter().flat_map(|(run, vms)| vms.vms.iter().map(|vm| Listed::of(&runs, run, vms, vm))).collect();
         if self.json {
-            say(&[serde_json::to_string_pretty(&listed).unwrap_or_default()]);
+            say(&[serde_json::to_string_pretty(&listed).unwrap_or_default()])?;
             return Ok(status);
         }
         let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from);
         let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
-        say(&table::lines(&rows, |column| (4..=7).contains(&column)));
+        say(&table::lines(&rows, |column| (4..=7).contains(&column)))?;
         Ok(status)
     }
 }
@@ -165,7 +173,10 @@ pub(super) fn stats(client: &mut Client, vm: Option<&str>) -> Result<Stats, Cont
 impl StatsArgs {
     /// Prints them.
     pub fn run(self) -> miette::Result<u8> {
-        let mut client = self.which.client()?;
+        let mut client = match self.vm.as_deref() {
+            Some(vm) => self.which.find(Some(vm))?.0,
+            None => self.which.client()?,
+        };
         let stats = stats(&mut client, self.vm.as_deref())?;
         let lines = if self.json {
             vec![serde_json::to_string_pretty(&stats).unwrap_or_default()]
@@ -174,7 +185,7 @@ impl StatsArgs {
         } else {
             self.lines(&stats)
         };
-        say(&lines);
+        say(&lines)?;
         Ok(0)
     }
 
@@ -208,12 +219,14 @@ impl GetArgs {
         let mut client = self.which.client()?;
         let all = client.tunables()?;
         match self.name {
-            None => say(&all.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()),
+            None => say(&all.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>())?,
             Some(name) => match all.iter().find(|(known, _)| *known == name) {
-                Some((_, value)) => say(slice::from_ref(value)),
+                Some((_, value)) => say(slice::from_ref(value))?,
                 None => {
                     let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
-                    let why = format!("there is no tunable `{name}`: choose one of {}", known.join(" "));
+                    let meant =
+                        similar(&name, &known).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
+                    let why = format!("there is no tunable `{name}`: {meant}choose one of {}", known.join(" "));
                     Err(ControlError::Refused { run: client.run().into(), what: "get".into(), why })?;
                 }
             },
@@ -278,9 +291,7 @@ pub struct StopArgs {
 impl Whom {
     /// Finds the VM, and a client of its run.
     pub(super) fn find(&self) -> Result<(Client, VmInfo), ControlError> {
-        let mut client = self.which.client()?;
-        let vm = client.choose(self.vm.as_deref())?;
-        Ok((client, vm))
+        self.which.find(self.vm.as_deref())
     }
 
     fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {

@@ -34,8 +34,7 @@ pub struct GdbArgs {
 impl GdbArgs {
     /// Attaches to the VM, and serves one gdb.
     pub fn run(self) -> miette::Result<u8> {
-        let mut client = self.which.client()?;
-        let vm = client.choose(self.vm.as_deref())?;
+        let (client, vm) = self.which.find(self.vm.as_deref())?;
         Ok(match &self.listen {
             Some(at) => {
                 let why = |source| ControlError::Listen { at: at.clone(), source };

@@ -116,8 +116,8 @@ pub fn main() -> ExitCode {
         Action::Confine(args) => Ok(args.run()),
         Action::ShareServer(args) => Ok(args.run()),
         Action::Needs { words } => {
-            needs(words).into_iter().for_each(|need| println!("{}", need.name()));
-            Ok(0)
+            let names: String = needs(words).into_iter().map(|need| format!("{}\n", need.name())).collect();
+            script::print(&names).map(|()| 0).map_err(Into::into)
         }
     };
     match result {

@@ -1,5 +1,6 @@
 //! `gnomon run`.
 
+use super::script::print;
 use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::tty::{self, TerminalSize};
@@ -281,7 +282,7 @@ impl RunArgs {
                     "gnomon: the network card in this command line leads nowhere: only `gnomon run` connects it with the world",
                 );
             }
-            println!("{}", prepared.kept()?.command_line());
+            print(&format!("{}\n", prepared.kept()?.command_line()))?;
             return Ok(0);
         }
         let end = run::run(&prepared, spec.exec.as_deref(), &show)?;

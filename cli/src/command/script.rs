@@ -1,6 +1,8 @@
 //! A command's interface to the `gnomon` script and the shell: required packages, exit status, errors.
 
+use crate::host::place::IoError;
 use crate::host::tty;
+use std::io::{ErrorKind, Write, stdout};
 
 /// The exit status for bad input, or for a missing resource.
 pub(super) const STATUS_INPUT: u8 = 1;
@@ -39,6 +41,18 @@ impl Need {
 
     /// The packages that guests need.
     pub(super) const GUESTS: [Self; 3] = [Self::Keys, Self::Qemu, Self::Passt];
+}
+
+/// Prints text on standard output.
+///
+/// # Errors
+/// If it cannot be written. A reader that has closed the pipe is not an error.
+pub(super) fn print(text: &str) -> Result<(), IoError> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(why) if why.kind() != ErrorKind::BrokenPipe => Err(IoError::at("write", "/dev/stdout")(why)),
+        _ => Ok(()),
+    }
 }
 
 /// Prints an error and its remedy.

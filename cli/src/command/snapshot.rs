@@ -33,8 +33,7 @@ impl SnapshotArgs {
     pub fn run(self) -> miette::Result<u8> {
         // Another command may write that file for the same VM: each has a file of its own until it is complete.
         let part = save::FILE.begin_private(&self.output)?;
-        let mut client = self.which.client()?;
-        let vm = client.choose(self.vm.as_deref())?;
+        let (mut client, vm) = self.which.find(self.vm.as_deref())?;
         let (started, step) = (Instant::now(), Step::percent(&format!("a snapshot of {}", vm.name)));
         let mut held = Held::begin(&mut client, (vm.number, &vm.name))?;
         let written = held.write(BufWriter::with_capacity(1 << 20, part.file()), |percent| step.set(percent));

@@ -4,7 +4,7 @@ use super::control::{Which, say};
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::sample::{Sample, Sampler};
-use crate::control::screen::screen;
+use crate::control::screen::{Order, help, screen};
 use crate::control::trace::{self, Trace};
 use crate::host::place::IoError;
 use crate::host::tty::{self, RawMode, TerminalSize};
@@ -21,9 +21,10 @@ use std::time::{Duration, Instant};
 
 /// The time for which harts note what they do for each screen, in milliseconds. Exits are dearer during it, so it is
 /// short.
-const NOTED_MS: u32 = 20;
+const NOTED_MS: u32 = 100;
 
-/// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. q ends it.
+/// Show the memory, the harts and the VMs of a run, and their exits by cause, updated each second. ? lists keys, q ends
+/// it.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
@@ -57,7 +58,7 @@ impl TopArgs {
         if self.once {
             thread::sleep(interval);
             let sample = sampler.take(0)?;
-            say(&screen(sampler.run(), &sample, &before, None));
+            say(&screen(sampler.run(), [&sample, &before], Order::Number, None))?;
             return Ok(0);
         }
         let events =
@@ -139,10 +140,14 @@ fn show(
     const CTRL_C: u8 = 3;
     let mut due = Instant::now() + interval.min(Duration::from_millis(200));
     let mut shown: Option<(Sample, Sample)> = None;
+    let (mut order, mut helps) = (Order::default(), false);
     loop {
         match events.recv_timeout(due.saturating_duration_since(Instant::now())) {
             Ok(Event::Key(b'q' | b'Q' | CTRL_C) | Event::End) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Ok(Event::Key(_)) => continue,
+            Ok(Event::Key(key)) => {
+                helps = !helps && key == b'?';
+                order = Order::of_key(key).unwrap_or(order);
+            }
             Ok(Event::Size) => {}
             Err(RecvTimeoutError::Timeout) => {
                 due = Instant::now() + interval;
@@ -152,7 +157,10 @@ fn show(
         }
         if let Some((sample, before)) = &shown {
             let size = TerminalSize::of_output().unwrap_or(TerminalSize { lines: 24, columns: 80 });
-            let lines = screen(sampler.run(), sample, before, Some(size));
+            let lines = match helps {
+                true => help(size),
+                false => screen(sampler.run(), [sample, before], order, Some(size)),
+            };
             // Each line to its end, and all below; none is followed by a line feed that would scroll.
             put(&format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n")));
         }
@@ -181,8 +189,10 @@ impl TraceArgs {
     /// Traces, and writes the file.
     pub fn run(self) -> miette::Result<u8> {
         trace::FILE.check(&self.out)?;
-        let mut client = self.which.client()?;
-        let vm = self.vm.as_deref().map(|name| client.choose(Some(name))).transpose()?;
+        let (mut client, vm) = match self.vm.as_deref() {
+            Some(name) => self.which.find(Some(name)).map(|(client, vm)| (client, Some(vm)))?,
+            None => (self.which.client()?, None),
+        };
         let there = client.vms()?;
         let names = there.vms.into_iter().map(|vm| (vm.number, vm.name)).collect();
         let harts = client.harts(0)?.len() as u32;
@@ -206,7 +216,11 @@ impl TraceArgs {
         }
         trace::FILE.write(&self.out, &trace.to_json(&names, vm.is_none()))?;
         let lost = if trace.lost == 0 { String::new() } else { format!("; {} more were lost", trace.lost) };
-        tty::say(&format!("gnomon: {} exits in {}{lost}", trace.count(), self.out.display()));
+        let own = match trace.own() {
+            0 => String::new(),
+            own => format!(", {own} of them by commands such as this one (category `control`)"),
+        };
+        tty::say(&format!("gnomon: {} exits in {}{own}{lost}", trace.count(), self.out.display()));
         Ok(0)
     }
 }
@@ -225,8 +239,10 @@ struct Wanted {
 
 /// Takes what harts have noted, until each has been asked for all that it had.
 fn take(client: &mut Client, wanted: &Wanted, trace: &mut Trace) -> Result<(), ControlError> {
+    // A hart that is faster than this does not keep it from the others.
+    let share = wanted.most.div_ceil(wanted.harts.max(1) as usize);
     for hart in 0..wanted.harts {
-        // A hart that is faster than this does not keep it from the others.
+        let before = trace.count();
         for _ in 0..64 {
             let mut found = client.events(control::Trace { ms: TRACED_MS, vm: wanted.vm, hart })?;
             let is_last = found.events.len() < MOST_EVENTS;
@@ -236,7 +252,7 @@ fn take(client: &mut Client, wanted: &Wanted, trace: &mut Trace) -> Result<(), C
             }
             found.events.retain(|event| event.at >= wanted.began && wanted.vm.is_none_or(|vm| vm == event.vm));
             trace.add(hart, found);
-            if is_last || trace.count() >= wanted.most {
+            if is_last || trace.count() - before >= share || trace.count() >= wanted.most {
                 break;
             }
         }

@@ -283,7 +283,7 @@ mod tests {
     }
 
     fn vms(state: VmState) -> Answer {
-        Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![vm(state)], lost: Vec::new() })
+        Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![vm(state)], lost: Vec::new(), ports: Vec::new() })
     }
 
     fn output(at: u64, text: &str, is_over: bool) -> Answer {
@@ -358,7 +358,10 @@ mod tests {
         let (shown, end, _) = attach(answers, Form::Terminal, b"");
         assert_eq!((shown.matches("does not answer").count(), shown.ends_with('b')), (1, true), "{shown}");
         assert!(matches!(end, Ok(End::Run)));
-        for gone in [vms(VmState::Ended), Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![], lost: Vec::new() })] {
+        for gone in [
+            vms(VmState::Ended),
+            Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![], lost: Vec::new(), ports: Vec::new() }),
+        ] {
             let answers = vec![output(0, "a", false), Answer::Refused("it has ended".into()), gone];
             assert!(matches!(attach(answers, Form::Plain, b"").1, Ok(End::Vm)));
         }

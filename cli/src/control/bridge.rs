@@ -6,7 +6,8 @@ use super::runs::Claim;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::save::{NOT_YET, Save, Saving};
-use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, Request};
+use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, PortUse, Request};
+use rustix::net::sockopt::socket_peercred;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -47,6 +48,8 @@ struct Shared {
     connections: AtomicU32,
     /// By VM, devices whose host's side has ended.
     lost: Mutex<Vec<(String, String)>>,
+    /// Ports that programs are connected to.
+    ports: Mutex<Vec<PortUse>>,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -83,12 +86,23 @@ impl Bridge {
         }
         for socket in &claim.ports {
             let Ok(listener) = socket.listener.try_clone() else { continue };
-            let (shared, vm, port) = (Arc::clone(&shared), socket.vm, socket.port);
+            let (shared, vm, port, name) = (Arc::clone(&shared), socket.vm, socket.port, socket.name.clone());
             // One after the other.
             thread::spawn(move || {
                 for client in listener.incoming().flatten() {
                     let connection = shared.connections.fetch_add(1, Ordering::SeqCst);
-                    ports::serve(client, connection, &|wish| shared.pass_on(&Request::Port(vm, port, wish)));
+                    let process =
+                        socket_peercred(&client).map_or(0, |peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
+                    let of = |is_open| PortUse { vm, port: name.clone(), process, is_open };
+                    shared.note_port(of(None));
+                    ports::serve(client, connection, &|wish| {
+                        let answer = shared.pass_on(&Request::Port(vm, port, wish));
+                        if let Some(Answer::Heard(heard)) = &answer {
+                            shared.note_port(of(Some(heard.is_open)));
+                        }
+                        answer
+                    });
+                    shared.port_uses().retain(|there| (there.vm, &there.port) != (vm, &name));
                 }
             });
         }
@@ -123,6 +137,12 @@ impl Bridge {
         }
     }
 
+    /// Returns the ports that programs are connected to.
+    #[must_use]
+    pub fn ports(&self) -> Vec<PortUse> {
+        self.shared.port_uses().clone()
+    }
+
     /// The run's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -135,6 +155,19 @@ fn refuse(why: &str) -> Answer {
 }
 
 impl Shared {
+    fn port_uses(&self) -> MutexGuard<'_, Vec<PortUse>> {
+        self.ports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the use of a port, which has one at a time.
+    fn note_port(&self, now: PortUse) {
+        let mut all = self.port_uses();
+        match all.iter_mut().find(|there| (there.vm, &there.port) == (now.vm, &now.port)) {
+            Some(there) => *there = now,
+            None => all.push(now),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Link>> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,6 +199,7 @@ impl Shared {
                             self.note(held, &request, &answer);
                             if let Answer::Vms(vms) = &mut answer {
                                 vms.lost.clone_from(&self.lost.lock().unwrap_or_else(PoisonError::into_inner));
+                                vms.ports.clone_from(&self.port_uses());
                             }
                             (number, answer)
                         }

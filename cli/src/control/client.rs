@@ -35,6 +35,30 @@ impl Client {
         Ok(Self::new(run, stream, PATIENCE))
     }
 
+    /// Connects to the run with a VM, and returns that VM as well. A VM's name that only one of several runs has needs no name of a run.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn reach(run: Option<&str>, vm: Option<&str>) -> Result<(Self, VmInfo), ControlError> {
+        let names = Runs::open()?.names()?;
+        let (None, Some(name), true) = (run, vm, names.len() > 1) else {
+            let mut client = Self::of(run)?;
+            let vm = client.choose(vm)?;
+            return Ok((client, vm));
+        };
+        let found = names.iter().filter_map(|run| {
+            let mut client = Self::of(Some(run)).ok()?;
+            let vm = client.choose(Some(name)).ok()?;
+            Some((client, vm))
+        });
+        let mut found: Vec<_> = found.collect();
+        if found.len() > 1 {
+            let runs = found.into_iter().map(|(client, _)| client.run).collect();
+            return Err(ControlError::WhichOfRuns { name: name.into(), runs });
+        }
+        found.pop().ok_or_else(|| ControlError::NowhereVm { name: name.into(), runs: names })
+    }
+
     /// A run of that name behind a socket.
     #[must_use]
     pub fn new(run: String, stream: UnixStream, patience: Duration) -> Self {

@@ -20,6 +20,7 @@ pub mod screen;
 mod tests;
 pub mod trace;
 
+use crate::host::written::similar;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ const MOST_PATH: usize = 107;
 pub enum ControlError {
     /// The place for sockets cannot be used.
     #[error("cannot use {path} for runs' sockets: {why}")]
-    #[diagnostic(help("remove it, or name a directory of your own: XDG_RUNTIME_DIR=DIRECTORY"))]
+    #[diagnostic(help("{}name a directory of your own: XDG_RUNTIME_DIR=DIRECTORY", if path.exists() { "remove it, or " } else { "" }))]
     Place {
         /// The directory.
         path: PathBuf,
@@ -57,7 +58,7 @@ pub enum ControlError {
     #[diagnostic(help("start one: ./gnomon run"))]
     NoRun,
     /// No run has that name.
-    #[error("no run called `{name}` is active{}", others(.known))]
+    #[error("no run called `{name}` is active{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists the active runs"))]
     UnknownRun {
         /// The name.
@@ -70,7 +71,7 @@ pub enum ControlError {
     #[diagnostic(help("name one: --run NAME"))]
     WhichRun(Vec<String>),
     /// No VM has that name.
-    #[error("run `{run}` has no VM `{name}`{}", others(.known))]
+    #[error("run `{run}` has no VM `{name}`{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists the VMs that are running"))]
     UnknownVm {
         /// The run.
@@ -79,6 +80,24 @@ pub enum ControlError {
         name: String,
         /// The existing ones.
         known: Vec<String>,
+    },
+    /// No run has a VM of that name.
+    #[error("no run has a VM `{name}`: the runs are {}", .runs.join(", "))]
+    #[diagnostic(help("gnomon ps lists the VMs that are running"))]
+    NowhereVm {
+        /// The name.
+        name: String,
+        /// The active runs.
+        runs: Vec<String>,
+    },
+    /// Several runs have a VM of that name.
+    #[error("several runs have a VM `{name}`: {}", .runs.join(", "))]
+    #[diagnostic(help("name one of the runs: --run NAME"))]
+    WhichOfRuns {
+        /// The name.
+        name: String,
+        /// Those runs.
+        runs: Vec<String>,
     },
     /// There are several VMs.
     #[error("run `{run}` has several VMs: {}", .known.join(", "))]
@@ -107,7 +126,11 @@ pub enum ControlError {
     },
     /// The run refuses the request.
     #[error("run `{run}`: {what}: {why}")]
-    #[diagnostic(help("gnomon ps lists the runs and their VMs, gnomon get the tunables"))]
+    #[diagnostic(help("{}", if matches!(what.as_str(), "set" | "get") {
+        "gnomon get lists the tunables and their values, docs/tunables.md explains them"
+    } else {
+        "gnomon ps lists the runs, their VMs and what state each is in"
+    }))]
     Refused {
         /// The run.
         run: String,
@@ -150,7 +173,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The VM has no such port.
-    #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(.known))]
+    #[error("VM `{vm}` of run `{run}` has no port `{name}`{}", others(name, .known))]
     #[diagnostic(help("gnomon ps lists them; `ports` in a VM file, or --port, gives one to a VM"))]
     UnknownPort {
         /// The run.
@@ -190,7 +213,9 @@ pub enum ControlError {
     },
 }
 
-/// The existing names, as the end of a message.
-fn others(known: &[String]) -> String {
-    if known.is_empty() { String::new() } else { format!(" (known: {})", known.join(", ")) }
+/// The existing names, as the end of a message about a wrong one.
+fn others(name: &str, known: &[String]) -> String {
+    let words: Vec<&str> = known.iter().map(String::as_str).collect();
+    let meant = similar(name, &words).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
+    if known.is_empty() { String::new() } else { format!(" ({meant}known: {})", known.join(", ")) }
 }

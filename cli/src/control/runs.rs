@@ -46,6 +46,8 @@ pub struct PortSocket {
     pub vm: u64,
     /// The port's among those of the VM, from 0.
     pub port: u32,
+    /// Its name.
+    pub name: String,
     /// The listening socket.
     pub listener: UnixListener,
 }
@@ -178,7 +180,7 @@ impl Runs {
                 if path.as_os_str().len() > MOST_PATH {
                     return Err(ControlError::LongPath { vm: vm.clone(), port: name.clone(), path });
                 }
-                claim.ports.push(PortSocket { vm: number, port, listener: bind(&path)? });
+                claim.ports.push(PortSocket { vm: number, port, name: name.clone(), listener: bind(&path)? });
             }
         }
         Ok(())

@@ -105,6 +105,18 @@ impl Sample {
         is_known.then(|| sum(self).saturating_sub(sum(before)) as f64 / seconds)
     }
 
+    /// Returns the time that a VM took since another sample, in its guest and in Gnomon for its exits, as a part of the time that a hart
+    /// has recorded meanwhile: 1 is all of one hart. `None` if it is not known. Harts of an overloaded host begin to record at different
+    /// times, so the result is bounded by the number of vCPUs.
+    #[must_use]
+    pub fn cpu(&self, before: &Self, vm: &VmInfo) -> Option<f64> {
+        let all = |sample: &Self| sample.harts.iter().map(|hart| hart.guest + hart.host + hart.idle).sum::<u64>();
+        let recorded = all(self).saturating_sub(all(before)) as f64 / self.harts.len().max(1) as f64;
+        let of = |sample: &Self| ["time.guest", "time.gnomon"].map(|name| sample.count(vm, name)).iter().sum::<u64>();
+        let is_known = before.counters.contains_key(&vm.number) && recorded > 0.0;
+        is_known.then(|| (of(self).saturating_sub(of(before)) as f64 / recorded).min(vm.vcpus.into()))
+    }
+
     /// Of the time that a hart has noted since another sample, the parts that it was in guests, in Gnomon, and idle.
     #[must_use]
     pub fn shares(&self, before: &Self, hart: usize) -> Option<[f64; 3]> {

@@ -1,7 +1,7 @@
 //! Exits as a trace: JSON that Perfetto and Chrome's viewer open (the Trace Event Format).
 
 use crate::host::output::Kind;
-use abi::control::{Event, Events};
+use abi::control::{Event, Events, FOR_CONTROL};
 use rv::{Cause, Exception};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -33,8 +33,17 @@ pub fn name(event: &Event) -> String {
     match Cause::from_register(event.cause) {
         Cause::Exception(Exception::EcallFromVs | Exception::EcallFromS) => format!("SBI {}", extension(event.detail)),
         Cause::Exception(exception) => format!("{exception:?}"),
+        Cause::Interrupt(_) if event.detail == FOR_CONTROL => "control channel".into(),
         Cause::Interrupt(interrupt) => format!("interrupt {interrupt:?}"),
         Cause::Unknown(cause) => format!("cause {cause:#x}"),
+    }
+}
+
+/// Returns the category of an exit, by which viewers filter.
+fn category(event: &Event) -> &'static str {
+    match Cause::from_register(event.cause) {
+        Cause::Interrupt(_) if event.detail == FOR_CONTROL => "control",
+        _ => "exit",
     }
 }
 
@@ -54,6 +63,12 @@ impl Trace {
     #[must_use]
     pub const fn count(&self) -> usize {
         self.count
+    }
+
+    /// Returns the number of those that the control channel made, such as the trace itself.
+    #[must_use]
+    pub fn own(&self) -> usize {
+        self.harts.values().flatten().flatten().filter(|event| category(event) == "control").count()
     }
 
     /// Adds what a hart has noted.
@@ -92,7 +107,7 @@ impl Trace {
                     }));
                 }
                 all.push(json!({
-                    "ph": "X", "cat": "exit", "name": name(event), "pid": HARTS, "tid": hart,
+                    "ph": "X", "cat": category(event), "name": name(event), "pid": HARTS, "tid": hart,
                     "ts": at(event.at), "dur": micros(event.took),
                     "args": {
                         "vcpu": who, "pc": hex(event.pc), "tval": hex(event.tval), "gpa or extension": hex(event.detail),
@@ -128,6 +143,20 @@ mod tests {
         assert_eq!(named(23, 0), "StoreGuestPage");
         assert_eq!(named(1 << 63 | 7, 0), "interrupt MTimer");
         assert_eq!(named(63, 0), "cause 0x3f");
+        assert_eq!(named(1 << 63 | 11, 0), "interrupt MExternal");
+        assert_eq!(named(1 << 63 | 11, FOR_CONTROL), "control channel");
+        assert_eq!(named(10, FOR_CONTROL), "SBI legacy 1", "a detail of another kind");
+    }
+
+    #[test]
+    fn a_traces_own_exits_are_marked() {
+        let event = |cause, detail| Event { cause, detail, ..Event::default() };
+        let events = vec![event(1 << 63 | 11, FOR_CONTROL), event(10, FOR_CONTROL), event(1 << 63 | 11, 0)];
+        let mut trace = Trace::default();
+        trace.add(0, Events { timebase: 1, events, lost: 0 });
+        assert_eq!((trace.count(), trace.own()), (3, 1));
+        let text = String::from_utf8(trace.to_json(&BTreeMap::new(), false)).expect("text");
+        assert_eq!((text.matches("\"cat\":\"control\"").count(), text.matches("\"cat\":\"exit\"").count()), (1, 2));
     }
 
     #[test]

@@ -93,6 +93,17 @@ fn path_of(entry: &tar::Entry<'_, impl Read>) -> String {
 /// # Errors
 /// [`DebError`]; in particular if one of `wanted` is not there.
 pub fn extract(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<(), DebError> {
+    match extract_some(deb, wanted, dir)?.into_iter().next() {
+        Some(pattern) => Err(DebError::Missing { path: deb.to_owned(), pattern }),
+        None => Ok(()),
+    }
+}
+
+/// Does what [`extract`] does with those files that are there; returns the keys of those that are not.
+///
+/// # Errors
+/// [`DebError`].
+pub fn extract_some(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<Vec<String>, DebError> {
     let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
     let mut child = files_of(deb)?;
     let mut missing = wanted.clone();
@@ -106,10 +117,7 @@ pub fn extract(deb: &Path, wanted: &BTreeMap<&str, &str>, dir: &Path) -> Result<
     match result {
         Err(Taking::Archive(message)) => Err(damaged(message)),
         Err(Taking::Io(error)) => Err(error.into()),
-        Ok(()) => match missing.keys().next() {
-            Some(pattern) => Err(DebError::Missing { path: deb.to_owned(), pattern: (*pattern).to_owned() }),
-            None => Ok(()),
-        },
+        Ok(()) => Ok(missing.into_keys().map(str::to_owned).collect()),
     }
 }
 
@@ -338,6 +346,25 @@ mod tests {
         assert_eq!(found.ok(), Some(vec!["inc/a.h".to_owned(), "inc/b/y.h".to_owned()]));
         assert_eq!(std::fs::read(dir.path().join("inc/b/y.h")).expect("taken"), b"y");
         assert!(!dir.path().join("include").exists());
+    }
+
+    #[test]
+    fn files_that_are_there_are_taken_and_others_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let data = archive(&[("./boot/vmlinux-6", "kernel"), ("./lib/a.ko.xz", "a")]);
+        let mut package = ar::Builder::new(Vec::new());
+        for (name, bytes) in
+            [("debian-binary", b"2.0\n".as_slice()), ("control.tar", &archive(&[])), ("data.tar", &data)]
+        {
+            package.append(&ar::Header::new(name.into(), bytes.len() as u64), bytes).expect("in memory");
+        }
+        let deb = dir.path().join("x.deb");
+        std::fs::write(&deb, package.into_inner().expect("whole")).expect("a file");
+        let wanted = BTreeMap::from([("boot/vmlinux-", "vmlinux"), ("lib/a.ko.xz", "a"), ("lib/b.ko.xz", "b")]);
+        assert_eq!(extract_some(&deb, &wanted, dir.path()).expect("a package"), ["lib/b.ko.xz"]);
+        assert_eq!(std::fs::read(dir.path().join("vmlinux")).expect("taken"), b"kernel");
+        assert_eq!(std::fs::read(dir.path().join("a")).expect("taken"), b"a");
+        assert!(extract(&deb, &wanted, dir.path()).expect_err("one is missing").to_string().contains("lib/b.ko.xz"));
     }
 
     #[test]

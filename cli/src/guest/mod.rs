@@ -3,5 +3,6 @@
 pub mod added;
 pub mod deb;
 pub mod debian;
+pub mod drivers;
 pub mod initramfs;
 pub mod modules;

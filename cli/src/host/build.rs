@@ -3,11 +3,13 @@
 
 use crate::host::place;
 use crate::host::progress::Step;
+use crate::host::stamp::Stamp;
 use miette::Diagnostic;
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -120,12 +122,65 @@ struct Artifact {
 /// The cargo that this process was started by, or the one in the path.
 #[must_use]
 pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = Command::new(cargo_program());
     command.current_dir(place::root()).stdin(Stdio::null());
     command
 }
 
-/// Shows what cargo says while it compiles, and from time to time that it still does; returns all of it.
+fn cargo_program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// The directory that everything is built in, unless cargo's configuration names another one.
+fn target_dir() -> PathBuf {
+    place::root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// Returns whether a variable of this name may change what cargo builds. Cargo sets further ones for programs that it starts.
+fn decides(name: &str) -> bool {
+    const PREFIXES: [&str; 9] = [
+        "CARGO_BUILD_",
+        "CARGO_PROFILE_",
+        "CARGO_TARGET_",
+        "CARGO_ENCODED_",
+        "CARGO_UNSTABLE_",
+        "CARGO_HOME",
+        "RUSTC",
+        "RUSTFLAGS",
+        "RUSTUP_",
+    ];
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && name != "CARGO_TARGET_TMPDIR"
+}
+
+/// All that decides about a build beside files: the arguments, variables, and which programs are found.
+fn words(args: &[&str]) -> Vec<String> {
+    let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(decides));
+    let variables: BTreeMap<_, _> = variables.collect();
+    let programs =
+        [cargo_program(), "rustc".into(), "cc".into()].map(|program| (place::find_program(&program), program));
+    args.iter().map(|&arg| arg.to_owned()).chain([format!("{variables:?}"), format!("{programs:?}")]).collect()
+}
+
+/// The files that decide about every build: manifests, cargo's configuration, and the toolchain.
+fn common_files() -> BTreeSet<PathBuf> {
+    let root = place::root();
+    let home = std::env::var_os("HOME").map_or_else(|| "/root".into(), PathBuf::from);
+    let dir = |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| home.join(name), PathBuf::from);
+    let (cargo, rustup) = (dir("CARGO_HOME", ".cargo"), dir("RUSTUP_HOME", ".rustup"));
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(&root).stdin(Stdio::null()).output();
+    let sysroot =
+        sysroot.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())).unwrap_or_default();
+    let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"].map(|name| root.join(name));
+    let configurations = root.ancestors().map(|dir| dir.join(".cargo")).chain([cargo]);
+    let configurations = configurations.flat_map(|dir| ["config", "config.toml"].map(|name| dir.join(name)));
+    let toolchains = ["settings.toml", "update-hashes"].map(|name| rustup.join(name));
+    let toolchain = ["bin/rustc", "lib/rustlib/components"].map(|name| sysroot.join(name));
+    let programs = [cargo_program(), "rustc".into()];
+    let programs = programs.iter().filter_map(|program| place::find_program(program));
+    manifests.into_iter().chain(configurations).chain(toolchains).chain(toolchain).chain(programs).collect()
+}
+
+/// Shows what cargo says while it compiles, and in logs from time to time that it still does; returns all of it.
 fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
@@ -135,21 +190,28 @@ fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
         loop {
             match receiver.recv_timeout(BEAT) {
                 Ok(line) => {
-                    // Where there is nothing to do, the end is all it says.
-                    if !line.trim_start().starts_with("Finished") {
-                        step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).report(line.trim());
+                    if let Some(news) = news(line.trim(), &target_dir()) {
+                        step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).report(&news);
                     }
                     said.push_str(&line);
                     said.push('\n');
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     let step = step.get_or_insert_with(|| Step::spinner(&format!("building {what}")));
-                    step.report(&format!("{} s so far", started.elapsed().as_secs()));
+                    step.log(&format!("building {what}: {} s so far", started.elapsed().as_secs()));
                 }
                 Err(RecvTimeoutError::Disconnected) => return said,
             }
         }
     })
+}
+
+/// Returns what a line of cargo's says to the user. Where there is nothing to do, the end is all it says.
+fn news(line: &str, dir: &Path) -> Option<String> {
+    if line.starts_with("Blocking waiting for file lock") {
+        return Some(format!("waiting for another build in {}", dir.display()));
+    }
+    (!line.starts_with("Finished")).then(|| line.to_owned())
 }
 
 /// Builds something, once in the life of this process: a test asks for the meter a hundred times.
@@ -160,19 +222,25 @@ fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     if let Some(files) = built.get(what) {
         return Ok(files.clone());
     }
-    let files = run(what, args)?;
+    let args = [&["build", "--release", "--message-format=json-render-diagnostics"], args].concat();
+    let stamp = Stamp::of(&place::root(), &target_dir().join("gnomon"), &words(&args));
+    let files = match stamp.current() {
+        Some(files) => files,
+        None => {
+            stamp.freshen();
+            let begun = stamp.begin();
+            let files = run(what, &args)?;
+            begun.into_iter().for_each(|begun| stamp.write(begun, &files, common_files()));
+            files
+        }
+    };
     built.insert(what, files.clone());
     Ok(files)
 }
 
 fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
-    let mut child = cargo()
-        .args(["build", "--release", "--message-format=json-render-diagnostics"])
-        .args(args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(BuildError::NoCargo)?;
+    let mut child =
+        cargo().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(BuildError::NoCargo)?;
     let stdout = child.stdout.take();
     let messages = std::thread::spawn(move || {
         let mut text = String::new();
@@ -189,4 +257,29 @@ fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
     let files = artifacts.flat_map(|artifact| artifact.executable.into_iter().chain(artifact.filenames));
     Ok(files.filter_map(|file| Some((file.file_name()?.to_string_lossy().into_owned(), file.clone()))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_a_process_that_cargo_starts_decide_nothing() {
+        for name in ["RUSTFLAGS", "CARGO_PROFILE_RELEASE_LTO", "CARGO_TARGET_DIR", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN"]
+        {
+            assert!(decides(name), "{name}");
+        }
+        for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_TARGET_TMPDIR", "RUST_BACKTRACE", "PATH", "CARGO"] {
+            assert!(!decides(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn waiting_for_another_build_is_said_in_plain_words() {
+        let news = |line| news(line, Path::new("/target"));
+        assert_eq!(news("Finished `release` profile"), None);
+        assert_eq!(news("Compiling rv v0.1.0").as_deref(), Some("Compiling rv v0.1.0"));
+        let waits = news("Blocking waiting for file lock on build directory");
+        assert_eq!(waits.as_deref(), Some("waiting for another build in /target"));
+    }
 }

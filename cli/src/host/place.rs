@@ -1,17 +1,20 @@
 //! Paths of the repository, its cache and scratch space.
 
+use crate::host::tty;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Something could not be read or written.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("cannot {action} {path}: {source}")]
-#[diagnostic(help("check that the path exists, that you may access it, and that the disk has room"))]
+#[diagnostic(help("{}", remedy(path, source)))]
 pub struct IoError {
     /// The verb: `read`, `write`, `create`.
     pub action: &'static str,
@@ -21,12 +24,69 @@ pub struct IoError {
     pub source: std::io::Error,
 }
 
+/// Returns what to do about an error of the operating system's with a file.
+#[must_use]
+pub fn remedy(path: &Path, source: &std::io::Error) -> String {
+    let missing = path.ancestors().skip(1).find(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+    match source.kind() {
+        ErrorKind::NotFound => match missing {
+            Some(_) => {
+                let first = path.ancestors().filter(|dir| !dir.as_os_str().is_empty() && !dir.exists()).last();
+                format!("check the path: {} does not exist", first.unwrap_or(path).display())
+            }
+            None => "check the path".into(),
+        },
+        ErrorKind::PermissionDenied => "check that you may access the file and its directory".into(),
+        ErrorKind::ReadOnlyFilesystem => "choose a path on a file system that can be written".into(),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded if path == Path::new("/dev/stdout") => {
+            "make room where standard output goes".into()
+        }
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            format!("make room on the file system at {}", mount_point(path).display())
+        }
+        ErrorKind::IsADirectory => "name a file, not a directory".into(),
+        ErrorKind::NotADirectory => "check the path: a part of it is a file".into(),
+        _ => "check the path, and that you may access it".into(),
+    }
+}
+
 impl IoError {
     /// For `map_err`: names the path in the error.
     pub fn at(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self { action, path, source }
     }
+}
+
+/// The other end of a pipe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// The program that writes to it.
+    Writer,
+    /// The program that reads it.
+    Reader,
+}
+
+/// Says that a named pipe is waited for, if the path names one: it cannot be opened before the other end is.
+pub fn announce(path: &Path, end: End) {
+    if let Some(line) = waiting(path, end) {
+        tty::say(&line);
+    }
+}
+
+fn waiting(path: &Path, end: End) -> Option<String> {
+    fs::metadata(path).ok().filter(|there| there.file_type().is_fifo())?;
+    let does = if end == End::Writer { "write to" } else { "read" };
+    Some(format!("gnomon: waiting for a program to {does} the pipe {}", path.display()))
+}
+
+/// Reads a file that the user names. If it is a pipe, says that it is waited for.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    announce(path, End::Writer);
+    fs::read(path)
 }
 
 /// The repository: where `./gnomon` was started from, or where this program was built.
@@ -66,6 +126,24 @@ pub fn cache(name: &str) -> Result<PathBuf, IoError> {
     Ok(dir)
 }
 
+/// Locks a file for this process alone. If another process has the lock, says what that does, and waits.
+///
+/// # Errors
+/// If the file cannot be locked.
+pub fn lock(file: &File, other_does: &str) -> std::io::Result<()> {
+    lock_or(file, || tty::say(&format!("gnomon: waiting for another gnomon: {other_does}")))
+}
+
+fn lock_or(file: &File, wait: impl FnOnce()) -> std::io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            wait();
+            Ok(flock(file, FlockOperation::LockExclusive)?)
+        }
+        locked => Ok(locked?),
+    }
+}
+
 /// Keeps other `gnomon` processes out of the cache for as long as it lives.
 #[derive(Debug)]
 pub struct CacheLock(File);
@@ -78,8 +156,7 @@ impl CacheLock {
     pub fn take() -> Result<Self, IoError> {
         let path = cache("")?.join("lock");
         let file = File::create(&path).map_err(IoError::at("create", &path))?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-            .map_err(|error| IoError::at("lock", &path)(error.into()))?;
+        lock(&file, "it downloads").map_err(IoError::at("lock", &path))?;
         Ok(Self(file))
     }
 }
@@ -87,7 +164,7 @@ impl CacheLock {
 impl Drop for CacheLock {
     fn drop(&mut self) {
         // Closing the file would release it too; there is nothing to do about a failure.
-        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+        let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
@@ -149,9 +226,10 @@ pub fn identity(file: &Path) -> Option<(u64, u64)> {
     fs::metadata(file).map(|there| (there.dev(), there.ino())).ok()
 }
 
-/// The directory that the file system with a file is mounted at.
+/// The directory that the file system with a file is mounted at. A file that is not there counts as its directory.
 #[must_use]
 pub fn mount_point(file: &Path) -> PathBuf {
+    let file = file.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     let device = |path: &Path| fs::metadata(path).map(|there| there.dev()).ok();
     let path = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
     let own = device(&path);
@@ -188,7 +266,10 @@ impl Place {
         let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match fs::metadata(&target) {
             Ok(there) if there.is_dir() => return Err(ErrorKind::IsADirectory.into()),
-            Ok(there) if !there.is_file() => return Ok(Self::Itself(File::options().write(true).open(target)?)),
+            Ok(there) if !there.is_file() => {
+                announce(&target, End::Reader);
+                return Ok(Self::Itself(File::options().write(true).open(target)?));
+            }
             _ => {}
         }
         let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -244,6 +325,48 @@ mod tests {
         write_whole(&link, b"two").expect("it can be written");
         assert_eq!(fs::read(&path).expect("a file"), b"two");
         assert!(fs::symlink_metadata(&link).expect("a link").is_symlink());
+    }
+
+    #[test]
+    fn waiting_for_a_pipe_is_said() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (pipe, file) = (dir.path().join("pipe"), dir.path().join("file"));
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .expect("a pipe");
+        fs::write(&file, "").expect("a file");
+        let said = waiting(&pipe, End::Writer).expect("it is a pipe");
+        assert!(
+            said.starts_with("gnomon: waiting for a program to write to the pipe /") && said.ends_with("/pipe"),
+            "{said}"
+        );
+        assert!(waiting(&pipe, End::Reader).is_some_and(|said| said.contains("to read the pipe")));
+        assert_eq!([waiting(&file, End::Writer), waiting(dir.path(), End::Writer)], [None, None]);
+    }
+
+    #[test]
+    fn a_lock_that_another_has_is_waited_for_with_a_word() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("lock");
+        let [one, other] = [(); 2].map(|()| File::create(&path).expect("a file"));
+        lock_or(&one, || panic!("it is free")).expect("locked");
+        let mut has_waited = false;
+        lock_or(&other, || {
+            has_waited = true;
+            drop(one);
+        })
+        .expect("locked");
+        assert!(has_waited);
+    }
+
+    #[test]
+    fn remedies_fit_the_error() {
+        let of = |path: &str, kind: ErrorKind| remedy(Path::new(path), &kind.into());
+        assert_eq!(of("/nowhere/at/all", ErrorKind::NotFound), "check the path: /nowhere does not exist");
+        assert_eq!(of("missing", ErrorKind::NotFound), "check the path");
+        assert_eq!(of("/proc/x", ErrorKind::StorageFull), "make room on the file system at /proc");
+        assert_eq!(of("/dev/stdout", ErrorKind::StorageFull), "make room where standard output goes");
+        assert!(of("/root/x", ErrorKind::PermissionDenied).contains("may access"));
+        assert!(!of("missing", ErrorKind::NotFound).contains("room"));
     }
 
     #[test]

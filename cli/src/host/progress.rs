@@ -17,13 +17,13 @@ impl Step {
     /// Starts a step whose length is unknown.
     #[must_use]
     pub fn spinner(what: &str) -> Self {
-        Self::start(what, "{spinner} {prefix} {wide_msg}", None)
+        Self::start(what, "{spinner} {prefix} {elapsed} {wide_msg}", None)
     }
 
     /// Starts a step measured in percent.
     #[must_use]
     pub fn percent(what: &str) -> Self {
-        Self::start(what, "{spinner} {prefix} [{bar:30}] {percent:>3}% {wide_msg}", Some(100))
+        Self::start(what, "{spinner} {prefix} [{bar:30}] {percent:>3}% {elapsed} {wide_msg}", Some(100))
     }
 
     /// Starts so many steps of one kind.
@@ -77,6 +77,11 @@ impl Step {
     /// Like [`Step::note`], and in logs as a line of its own.
     pub fn report(&self, text: &str) {
         self.note(text);
+        self.log(text);
+    }
+
+    /// Says in logs that the step goes on. On a terminal its time runs.
+    pub fn log(&self, text: &str) {
         if self.bar.is_hidden() {
             tty::say(&format!("gnomon: {text}"));
         }

@@ -4,7 +4,7 @@
 //! machine's own files, and sockets that are already open. System calls are restricted by QEMU itself (`-sandbox on`).
 
 use super::disk::{Disk, Use};
-use super::qemu::{Boot, MachineSpec, QEMU};
+use super::qemu::{Boot, MachineSpec, program as qemu_program};
 use crate::host::place::find_program;
 use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, end_with};
 use crate::host::size::{MIB, Size};
@@ -184,7 +184,7 @@ pub(super) fn qemu(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
         // QEMU keeps there what guests write to a disk that discards it.
         command.env("TMPDIR", scratch);
     }
-    command.arg("--").arg(QEMU);
+    command.arg("--").arg(qemu_program());
     if spec.sandbox {
         command.args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     }

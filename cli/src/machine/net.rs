@@ -152,7 +152,9 @@ pub enum NetError {
     WhichVm(Forward, String),
     /// A port is to lead to a VM that has no network.
     #[error("port {forward} cannot be forwarded to VM `{vm}`, which has no network")]
-    #[diagnostic(help("give it one: `net = true` in the VM file, or --net"))]
+    #[diagnostic(help(
+        "leave out `net = false` in the VM file, or --net off: a VM with a forwarded port has a network"
+    ))]
     NoNetwork {
         /// The requested value.
         forward: Forward,

@@ -11,13 +11,15 @@ use crate::machine::net::{self, Network};
 use crate::machine::share::{self, Share};
 use crate::machine::swap;
 use miette::Diagnostic;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 /// The program.
 pub const QEMU: &str = "qemu-system-riscv64";
+/// The variable by which the script names another program: one that is newer than the first in the path.
+const CHOSEN: &str = "GNOMON_QEMU";
 /// The oldest major version that will do.
 const LEAST_MAJOR: u32 = 10;
 /// The firmware that QEMU takes by itself, in its own directories.
@@ -43,6 +45,12 @@ pub enum Boot {
         /// The kernel's command line.
         append: String,
     },
+}
+
+/// Returns the program to start.
+#[must_use]
+pub fn program() -> OsString {
+    std::env::var_os(CHOSEN).filter(|chosen| !chosen.is_empty()).unwrap_or_else(|| QEMU.into())
 }
 
 /// A machine to be run.
@@ -107,7 +115,7 @@ pub enum QemuError {
 /// # Errors
 /// [`QemuError`].
 pub fn version() -> Result<String, QemuError> {
-    let output = Command::new(QEMU).arg("--version").stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let output = Command::new(program()).arg("--version").stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
     let text = String::from_utf8_lossy(&output.stdout);
     let first = text.lines().next().unwrap_or_default();
     let version = first.split("version ").nth(1).unwrap_or(first).trim();
@@ -120,7 +128,8 @@ pub fn version() -> Result<String, QemuError> {
 
 /// The directories of QEMU's own data, such as firmware.
 fn data() -> Result<Vec<PathBuf>, QemuError> {
-    let output = Command::new(QEMU).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
+    let output =
+        Command::new(program()).args(["-L", "help"]).stdin(Stdio::null()).output().map_err(QemuError::Missing)?;
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(|dir| PathBuf::from(dir.trim())).collect())
 }
 
@@ -128,7 +137,7 @@ fn data() -> Result<Vec<PathBuf>, QemuError> {
 pub(super) fn own_data() -> &'static [PathBuf] {
     static DATA: OnceLock<Vec<PathBuf>> = OnceLock::new();
     let is_of_system = || {
-        let program = find_program(OsStr::new(QEMU)).and_then(|file| file.canonicalize().ok());
+        let program = find_program(&program()).and_then(|file| file.canonicalize().ok());
         program.is_none_or(|file| file.starts_with("/usr"))
     };
     // Without QEMU, its start fails with a message of its own.
@@ -215,7 +224,7 @@ impl MachineSpec {
     pub fn command_line(&self) -> String {
         let unplugged = self.net.iter().flat_map(|_| net::UNPLUGGED).map(OsString::from);
         let words = self.args().into_iter().chain(unplugged).map(|word| quoted_for_bash(&word.to_string_lossy()));
-        std::iter::once(QEMU.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+        std::iter::once(quoted_for_bash(&program().to_string_lossy())).chain(words).collect::<Vec<_>>().join(" ")
     }
 }
 

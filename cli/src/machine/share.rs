@@ -1,6 +1,7 @@
 //! Folders of the host that VMs reach.
 
 use crate::host::words::is_name_char;
+use crate::host::written::{self, Written};
 use abi::bundle::{MAX_SHARE_TAG, MAX_SHARES};
 use miette::Diagnostic;
 use serde::Deserialize;
@@ -10,7 +11,7 @@ use std::str::FromStr;
 
 /// A folder that a VM reaches, as the user describes it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "Written<Table>")]
 pub struct ShareSpec {
     /// The folder.
     pub dir: PathBuf,
@@ -20,14 +21,7 @@ pub struct ShareSpec {
     pub name: Option<String>,
 }
 
-/// A share in a VM file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "the path of a directory, or a table such as { dir = \"src\", readonly = true }")]
-enum Written {
-    Dir(PathBuf),
-    Table(Table),
-}
-
+/// A share in a VM file, if more is said of it than its directory.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -37,10 +31,14 @@ struct Table {
     name: Option<String>,
 }
 
-impl From<Written> for ShareSpec {
-    fn from(written: Written) -> Self {
+impl written::Table for Table {
+    const BOTH: &'static str = "the path of a directory, or a table such as { dir = \"src\", readonly = true }";
+}
+
+impl From<Written<Table>> for ShareSpec {
+    fn from(written: Written<Table>) -> Self {
         match written {
-            Written::Dir(dir) => Self { dir, readonly: false, name: None },
+            Written::Text(dir) => Self { dir: dir.into(), readonly: false, name: None },
             Written::Table(Table { dir, readonly, name }) => Self { dir, readonly, name },
         }
     }

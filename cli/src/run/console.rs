@@ -9,6 +9,9 @@ const KEPT_LINES: usize = 30;
 const BEGIN: &[u8] = b"gnomon-exec: begin";
 const END: &[u8] = b"gnomon-exec: end ";
 
+/// The beginning of the message of a first process of Gnomon's own that gives up.
+pub const CANNOT_START: &str = "cannot start: ";
+
 /// The last lines that came.
 #[derive(Debug, Default)]
 pub struct Tail(VecDeque<String>);
@@ -73,6 +76,11 @@ impl ExecDemux {
     pub fn push(&mut self, bytes: &[u8]) -> Vec<ExecEvent> {
         let lines = self.lines.push(bytes);
         lines.into_iter().map(|line| self.line(line)).collect()
+    }
+
+    /// The VMs whose commands have not begun.
+    pub fn waiting(&self) -> impl Iterator<Item = &str> {
+        self.vms.iter().filter(|vm| vm.state == ExecState::Before).map(|vm| vm.name.as_str())
     }
 
     /// Returns the rest at the end of the output.
@@ -232,8 +240,13 @@ fn kernel_line(line: &[u8]) -> Option<&str> {
     Some(rest.trim_start())
 }
 
-/// The message of a line `[    0.123456] Kernel panic - not syncing: message`.
+/// The message of a line `[    0.123456] Kernel panic - not syncing: message`, or of `gnomon: cannot start: message`, by which Gnomon's own
+/// first process gives up ([`CANNOT_START`] is a part of it then).
 fn panic_message(line: &[u8]) -> Option<String> {
+    let own = line.strip_prefix(b"gnomon: ").filter(|own| own.starts_with(CANNOT_START.as_bytes()));
+    if let Some(own) = own {
+        return Some(String::from_utf8_lossy(own).into_owned());
+    }
     kernel_line(line)?.strip_prefix("Kernel panic - not syncing: ").map(str::to_owned)
 }
 
@@ -314,6 +327,14 @@ mod tests {
             assert_eq!(watch.is_over(), is_over, "{said}");
             assert_eq!(watch.panicked().collect::<Vec<_>>(), [("linux", "no init")][..usize::from(is_over)], "{said}");
         }
+    }
+
+    #[test]
+    fn a_guest_that_cannot_start_is_noticed() {
+        let one = [("linux", None)];
+        let watch = watch(&one, "[    1.5] EXT4-fs: no\r\ngnomon: cannot start: no root\r\n[    1.6] random: done\r\n");
+        assert_eq!(watch.panicked().collect::<Vec<_>>(), [("linux", "cannot start: no root")]);
+        assert!(watch.is_over());
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod report;
 mod show;
 mod spec;
 mod trouble;
+mod waiting;
 
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
@@ -24,6 +25,7 @@ pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};
 use std::time::Instant;
+use waiting::Waiting;
 
 /// Takes a name for the run, and makes its sockets.
 fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, ControlError> {
@@ -82,6 +84,8 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         ConsoleMode::Lines => None,
     };
     let mut input = exec.is_none().then(|| input::forward_input(machine.input(), stopper));
+    // With --verbose the boot is shown.
+    let mut waiting = exec.filter(|_| !show.is_verbose).map(|_| Waiting::start(prepared.vms.clone()));
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
     // If one of several consoles is attached, the VM of a line is unknown.
     let is_watched = prepared.console == ConsoleMode::Lines || prepared.vms.len() == 1;
@@ -105,8 +109,13 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
                 bridge.lost(vm, device);
             }
         }
-        view.piece(piece)
+        let next = view.piece(piece);
+        if let (Some(waits), Some(demux)) = (&mut waiting, view.demux()) {
+            waits.update(demux.waiting());
+        }
+        next
     })?;
+    drop(waiting);
     drop(raw);
     view.finish();
     let end = report::judge(prepared, &outcome, &view, started.elapsed());

@@ -7,7 +7,7 @@ use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
 use crate::guest::modules::{self, Needs};
 use crate::host::build;
-use crate::host::place::{IoError, Unnamed, cache, prune};
+use crate::host::place::{self, IoError, Unnamed, cache, prune};
 use crate::host::sandbox;
 use crate::host::size::Size;
 use crate::host::tty::TerminalSize;
@@ -292,7 +292,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     }
     let bytes = match &initrd {
         Initrd::None => None,
-        Initrd::File(path) => Some(std::fs::read(path).map_err(IoError::at("read the initrd", path))?),
+        Initrd::File(path) => Some(place::read(path).map_err(IoError::at("read the initrd", path))?),
         Initrd::Busybox => {
             let busybox = provide(Software::Busybox, versions)?;
             let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;

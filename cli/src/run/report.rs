@@ -7,7 +7,7 @@ use crate::host::tty;
 use crate::machine::board::{HExtension, Seat};
 use crate::machine::process::{Outcome, Stopped};
 use crate::machine::qemu::QEMU;
-use crate::run::console::ExecDemux;
+use crate::run::console::{CANNOT_START, ExecDemux};
 use abi::record::{Boot, EndReason, Stats, VmEnd};
 use serde::Serialize;
 use signal_hook::low_level::signal_name;
@@ -87,7 +87,11 @@ pub(super) fn judge(prepared: &Prepared, outcome: &Outcome, view: &Show, took: D
         }
     }
     for (vm, message) in view.panicked() {
-        end.trouble(STATUS_VM, format!("the kernel of VM {vm} panicked: {message}"));
+        let what = match message.starts_with(CANNOT_START) {
+            true => format!("VM {vm} {message}"),
+            false => format!("the kernel of VM {vm} panicked: {message}"),
+        };
+        end.trouble(STATUS_VM, what);
     }
     if let Some(message) = &outcome.failed {
         end.trouble(STATUS_GNOMON, format!("Gnomon failed: {message}"));

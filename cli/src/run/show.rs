@@ -23,6 +23,8 @@ pub struct Show {
     watch: Option<PanicWatch>,
     /// The time when the run is to be stopped, since only panicked kernels are left.
     stop_at: Option<Instant>,
+    /// Set if standard output is a terminal.
+    has_terminal: bool,
     /// Set if the printed output ends with a whole line.
     is_fresh: bool,
     /// The error of standard output, which ends the run.
@@ -39,6 +41,7 @@ impl Show {
             tail: Tail::default(),
             watch,
             stop_at: None,
+            has_terminal: stdout().is_terminal(),
             is_fresh: true,
             output_error: None,
         }
@@ -103,7 +106,7 @@ impl Show {
             (None, ConsoleMode::Lines) => {
                 let mut text = Vec::new();
                 for line in self.lines.push(bytes) {
-                    text.extend(line);
+                    text.extend(if self.has_terminal { line } else { without_queries(&line) });
                     text.push(b'\n');
                 }
                 self.print(&text)
@@ -124,6 +127,7 @@ impl Show {
     pub fn finish(&mut self) {
         let last = self.demux.as_mut().and_then(ExecDemux::finish);
         let rest = self.lines.finish().unwrap_or_default();
+        let rest = if self.has_terminal { rest } else { without_queries(&rest) };
         // The run is over; output that is closed by now is no news.
         let _ = self.exec_events(last.into_iter().collect());
         let _ = self.print(&rest);
@@ -161,5 +165,35 @@ impl Show {
         let mut out = stdout().lock();
         out.write_all(bytes)?;
         out.flush()
+    }
+}
+
+/// Returns a line without questions to a terminal for the place of its cursor, which shells ask: no other reader can answer.
+fn without_queries(line: &[u8]) -> Vec<u8> {
+    const QUERY: &[u8] = b"\x1b[6n";
+    let mut rest = line;
+    let mut kept = Vec::with_capacity(line.len());
+    while let Some(at) = memchr::memmem::find(rest, QUERY) {
+        kept.extend(&rest[..at]);
+        rest = &rest[at + QUERY.len()..];
+    }
+    kept.extend(rest);
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_not_asked_for_its_cursor() {
+        for (line, kept) in [
+            ("linux:~# \x1b[6nuname", "linux:~# uname"),
+            ("\x1b[6n\x1b[6n", ""),
+            ("\x1b[31mred\x1b[6", "\x1b[31mred\x1b[6"),
+            ("", ""),
+        ] {
+            assert_eq!(without_queries(line.as_bytes()), kept.as_bytes());
+        }
     }
 }

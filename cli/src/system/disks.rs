@@ -8,7 +8,7 @@ use crate::vm::root::Root;
 use crate::vm::spec::VmSpec;
 use miette::Diagnostic;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -27,6 +27,13 @@ enum DiskError {
         "check that the directory exists, that you may write to it, and that its disk has 1 GiB of room; or name another file: --debian=FILE"
     ))]
     Copy { file: PathBuf, message: String },
+    /// The file has something else on it.
+    #[error("there is no Debian on {0}: it has no ext4 file system")]
+    #[diagnostic(help(
+        "name a file that does not exist yet, and a Debian is made there: --debian=FILE; to give the VM this disk: --disk {}",
+        quoted_path(.0)
+    ))]
+    NoDebian(PathBuf),
 }
 
 /// A VM's disk.
@@ -43,6 +50,9 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
         None => repository().join(DISKS).join(format!("{}.img", vm.name)),
     };
     let is_there = file.exists();
+    if is_there && !may_be_root(&file) {
+        Err(DiskError::NoDebian(file.clone()))?;
+    }
     let name = &vm.name;
     let (file, note) = match (snapshot, is_there) {
         (Snapshot::Yes, true) => {
@@ -67,6 +77,13 @@ pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::R
         }
     };
     Ok(RootDisk { spec: DiskSpec { file, format: Some(Format::Raw), ..DiskSpec::default() }, note })
+}
+
+/// Returns whether a root can be on a disk: it has the mark of ext4 (`s_magic`). One that cannot be read is refused later.
+fn may_be_root(disk: &Path) -> bool {
+    let mut magic = [0; 2];
+    let Ok(file) = fs::File::open(disk) else { return true };
+    file.read_exact_at(&mut magic, 0x438).is_ok() && magic == [0x53, 0xef]
 }
 
 fn folder_of(file: &Path) -> &Path {
@@ -172,6 +189,26 @@ mod tests {
             assert!(matches!(copy(&path(from), &path(to)), Err(DiskError::Copy { .. })), "{from} {to}");
         }
         assert_eq!(fs::read_dir(dir.path()).expect("a directory").count(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn a_root_is_on_ext4() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("disk");
+        for (content, may) in [(vec![], false), (vec![0; 4096], false), (vec![0x53; 0x439], false)] {
+            fs::write(&path, content).expect("a file");
+            assert_eq!(may_be_root(&path), may);
+        }
+        let superblock = [vec![0; 0x438], vec![0x53, 0xef, 0, 0]].concat();
+        fs::write(&path, superblock).expect("a file");
+        assert!(may_be_root(&path) && may_be_root(&dir.path().join("missing")));
+        let vm = VmSpec::settle(vec![], &crate::vm::file::VmFile::default(), false).expect("a VM").remove(0);
+        fs::write(&path, vec![0; 4096]).expect("a file");
+        let root = Root { file: Some(path.clone()) };
+        for snapshot in [Snapshot::Yes, Snapshot::No] {
+            let why = provide(&vm, &root, snapshot).err().expect("refused").to_string();
+            assert!(why.contains("no Debian on /") && why.contains("ext4"), "{why}");
+        }
     }
 
     #[test]

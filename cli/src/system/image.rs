@@ -3,9 +3,8 @@
 use super::make;
 use crate::guest::debian::{Software, System};
 use crate::guest::modules::Needs;
-use crate::host::place::{IoError, cache, write_whole};
+use crate::host::place::{self, IoError, cache, write_whole};
 use crate::host::words::hex;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -58,7 +57,7 @@ pub(super) fn provide() -> miette::Result<PathBuf> {
     }
     let path = dir.join("lock");
     let lock = File::create(&path).map_err(IoError::at("create", &path))?;
-    flock(&lock, FlockOperation::LockExclusive).map_err(|error| IoError::at("lock", &path)(error.into()))?;
+    place::lock(&lock, "it makes a Debian").map_err(IoError::at("lock", &path))?;
     // Another run may have made it while this one waited.
     match cached(&dir)? {
         Some(image) => Ok(image),

@@ -5,6 +5,7 @@ use super::counters::Assertion;
 use super::pairs::{self, Cover};
 use super::plan::{self, BootTest, Choice, End, Expect, Platform};
 use crate::guest::debian::LEAN;
+use crate::host::written::explain;
 use crate::machine::board::{HExtension, Seat};
 use crate::subject::kvm::Thp;
 use crate::subject::variant::{Selector, Variant};
@@ -167,7 +168,7 @@ pub struct PlanError {
 pub fn read(path: &Path) -> Result<Vec<Case>, PlanError> {
     let error = |message: String| PlanError { path: path.to_owned(), message };
     let text = std::fs::read_to_string(path).map_err(|why| error(why.to_string()))?;
-    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(why.to_string()))?;
+    let tests: BTreeMap<String, BootTest> = toml::from_str(&text).map_err(|why| error(explain(&why)))?;
     let mut cases = Vec::new();
     for (name, mut test) in tests {
         let error = |message: &str| error(format!("{name}: {message}"));

@@ -1,6 +1,9 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
+use crate::host::place;
 use crate::host::size::{MIB, Size};
+use crate::host::words::quoted_path;
+use crate::host::written::explain;
 use crate::machine::disk::DiskSpec;
 use crate::machine::net::{self, Forward};
 use crate::machine::share::ShareSpec;
@@ -10,8 +13,12 @@ use abi::bundle::MmuMode;
 use abi::mac::Mac;
 use miette::Diagnostic;
 use serde::Deserialize;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// The most bytes of a VM file.
+const MOST_BYTES: u64 = 1 << 20;
 /// The least RAM a VM can have.
 pub const LEAST_MEMORY: Size = Size(8 * MIB);
 
@@ -84,7 +91,7 @@ pub struct VmFile {
 
 /// The memory balloon of a VM: `true`, `false`, or the size that goes into it at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(untagged, expecting = "true, false, or a size such as \"256M\"")]
+#[serde(untagged, expecting = "a balloon is true, false, or a size such as \"256M\"")]
 pub enum Balloon {
     /// A balloon that is empty at the start, or none.
     Is(bool),
@@ -195,6 +202,21 @@ pub enum VmFileError {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// The file is not a text.
+    #[error("{path} is not a VM file, which is a text in TOML: it is {what}")]
+    #[diagnostic(help("{}", if option.is_empty() {
+        "give the path of a VM file, such as examples/linux.toml".to_owned()
+    } else {
+        format!("give it by its option: {option} {}", quoted_path(path))
+    }))]
+    NoText {
+        /// The file.
+        path: PathBuf,
+        /// The kind of the file.
+        what: &'static str,
+        /// The option that takes such a file; empty if there is none.
+        option: &'static str,
+    },
     /// The file is not a VM description.
     #[error("the VM file {path} is not valid: {message}")]
     #[diagnostic(help("correct that line; docs/vm-file.md lists the keys and their values"))]
@@ -206,6 +228,36 @@ pub enum VmFileError {
     },
 }
 
+/// Reads a file up to [`MOST_BYTES`] and one more.
+fn start_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    place::announce(path, place::End::Writer);
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the text of a file; otherwise, what the file is, and the option that takes such a file.
+fn text_of(bytes: Vec<u8>) -> Result<String, (&'static str, &'static str)> {
+    const KERNELS: [&[u8]; 5] = [b"\x7fELF", b"MZ", b"\x1f\x8b", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"];
+    let has = |at: usize, magic: &[u8]| bytes.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    let is_kernel = KERNELS.iter().any(|magic| has(0, magic)) || has(0x30, b"RISCV\0\0\0") || has(0x38, b"RSC\x05");
+    let what = if has(0, &abi::snapshot::file::MAGIC) {
+        ("a snapshot", "--restore")
+    } else if has(0, b"QFI\xfb") || has(0x1fe, b"\x55\xaa") || has(0x438, b"\x53\xef") {
+        ("the image of a disk", "--disk")
+    } else if has(0, b"070701") {
+        ("an initrd", "--initrd")
+    } else if is_kernel {
+        ("a kernel or another program", "--kernel")
+    } else if bytes.len() as u64 > MOST_BYTES {
+        ("too large for one", "")
+    } else {
+        ("something else", "")
+    };
+    let is_short = bytes.len() as u64 <= MOST_BYTES;
+    String::from_utf8(bytes).ok().filter(|text| is_short && !text.contains('\0')).ok_or(what)
+}
+
 impl VmFile {
     /// Reads a VM file. Paths in it are relative to the file; a VM without a name is called as
     /// the file is.
@@ -213,8 +265,9 @@ impl VmFile {
     /// # Errors
     /// [`VmFileError`], with the line in question.
     pub fn read(path: &Path) -> Result<Self, VmFileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| VmFileError::Unreadable { path: path.to_owned(), source })?;
+        let bytes = start_of(path).map_err(|source| VmFileError::Unreadable { path: path.to_owned(), source })?;
+        let text =
+            text_of(bytes).map_err(|(what, option)| VmFileError::NoText { path: path.to_owned(), what, option })?;
         let mut vm = Self::parse(&text).map_err(|message| VmFileError::Invalid { path: path.to_owned(), message })?;
         let dir = path.parent().unwrap_or(Path::new("."));
         if let Some(Kernel::File(file)) = &mut vm.kernel {
@@ -239,7 +292,7 @@ impl VmFile {
     /// # Errors
     /// The parser's error, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| error.to_string())
+        toml::from_str(text).map_err(|error| explain(&error))
     }
 
     /// Returns whether the VM boots a whole system, to be worked in.
@@ -350,11 +403,47 @@ mod tests {
 
     #[test]
     fn errors_name_the_line() {
-        for (text, names) in
-            [("memroy = '1G'", "memroy"), ("vcpus = 'two'", "line 1"), ("memory = '5X'", "5X"), ("a", "line 1")]
-        {
+        let typo = "unknown key `read_only`: did you mean `readonly`?";
+        for (text, names) in [
+            ("memroy = '1G'", "unknown key `memroy`: did you mean `memory`?"),
+            ("disks = [{ file = 'a', read_only = true }]", typo),
+            ("disks = [{ file = 'a', backing = { fle = 'b' } }]", "did you mean `file`?"),
+            ("disks = [{}]", "the key `file` is missing"),
+            ("shares = [{ dir = 'a', read_only = true }]", typo),
+            ("root = { system = 'debian', fil = 'b' }", "did you mean `file`?"),
+            ("vcpus = 'two'", "this is the text \"two\", and has to be a whole number"),
+            ("kernel = 5", "has to be a path in quotes"),
+            ("disks = [5]", "has to be the path of a file, or a table"),
+            ("console = 'hvc'", "did you mean `hvc0`?"),
+            ("vcpus = 'two'", "line 1"),
+            ("memory = '5X'", "5X"),
+            ("a", "line 1"),
+        ] {
             let message = read(text).expect_err("invalid").to_string();
             assert!(message.contains(names) && message.contains("box.toml"), "{message}");
+        }
+    }
+
+    #[test]
+    fn files_of_other_kinds_are_named() {
+        let at = |offset: usize, magic: &[u8]| [vec![0; offset], magic.to_vec(), vec![0; 64]].concat();
+        for (bytes, what, option) in [
+            (at(0, b"\x7fELF\xff"), "a kernel", "--kernel"),
+            (at(0x30, b"RISCV\0\0\0"), "a kernel", "--kernel"),
+            (at(0, b"\x1f\x8b"), "a kernel", "--kernel"),
+            (at(0, b"GNOMSNAP"), "a snapshot", "--restore"),
+            (at(0, b"QFI\xfb"), "a disk", "--disk"),
+            (at(0x438, b"\x53\xef"), "a disk", "--disk"),
+            (at(0, b"070701"), "an initrd", "--initrd"),
+            (vec![0xff; 9], "something else", "examples/linux.toml"),
+            (vec![b'#'; 2 << 20], "too large", "examples/linux.toml"),
+        ] {
+            let dir = tempfile::tempdir().expect("a directory");
+            let path = dir.path().join("file");
+            std::fs::write(&path, bytes).expect("a file");
+            let error = miette::Report::from(VmFile::read(&path).expect_err("it is none"));
+            let help = error.help().expect("a remedy").to_string();
+            assert!(error.to_string().contains(what) && help.contains(option), "{error}: {help}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Restores VMs from snapshots: the VM's description in the file, and its RAM as images of a bundle.
 
+use crate::host::place;
 use crate::host::size::{PAGE, SUPERPAGE, Size};
 use crate::machine::port;
 use crate::machine::share::{self, ShareSpec};
@@ -85,6 +86,7 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn open(path: &'a Path) -> Result<Self, RestoreError> {
         let unreadable = |source| RestoreError::Unreadable { path: path.to_owned(), source };
+        place::announce(path, place::End::Writer);
         let file = File::open(path).map_err(unreadable)?;
         Ok(Self { path, file: BufReader::new(file), reader: Reader::default(), piece: Vec::new() })
     }

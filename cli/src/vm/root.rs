@@ -1,25 +1,19 @@
 //! A whole system as a VM's root: what the user says of it, and what the VM is given.
 
+use crate::host::written::{self, Written};
 use crate::machine::disk::DiskSpec;
 use serde::Deserialize;
 use std::path::PathBuf;
 
 /// A Debian system that a VM has as its root.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "Written<Table>")]
 pub struct Root {
     /// The file of the disk that it is on; `None`: one that is called like the VM.
     pub file: Option<PathBuf>,
 }
 
-/// A root in a VM file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "\"debian\", or a table such as { system = \"debian\", file = \"work.img\" }")]
-enum Written {
-    System(String),
-    Table(Table),
-}
-
+/// A root in a VM file, if more is said of it than its system.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -27,12 +21,16 @@ struct Table {
     file: Option<PathBuf>,
 }
 
-impl TryFrom<Written> for Root {
+impl written::Table for Table {
+    const BOTH: &'static str = "\"debian\", or a table such as { system = \"debian\", file = \"work.img\" }";
+}
+
+impl TryFrom<Written<Table>> for Root {
     type Error = String;
 
-    fn try_from(written: Written) -> Result<Self, String> {
+    fn try_from(written: Written<Table>) -> Result<Self, String> {
         let (system, file) = match written {
-            Written::System(system) => (system, None),
+            Written::Text(system) => (system, None),
             Written::Table(Table { system, file }) => (system, file),
         };
         if system == "debian" { Ok(Self { file }) } else { Err(format!("`{system}` is not a root: use \"debian\"")) }

@@ -10,6 +10,7 @@ use crate::hart::env::Env;
 use crate::io::serial;
 use crate::life::lifecycle;
 use crate::life::snapshot::take;
+use crate::measure::probe::Noted;
 use crate::vm::vms::Wish;
 use crate::vm::{Departure, Phase, Vm};
 use abi::control::frame::{Bad, decode, encode};
@@ -103,7 +104,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let now = env.now();
             let times = g.harts.iter().map(|hart| hart.probe.times(now)).collect();
             g.asked.ask(until(g, ms, now));
-            kick_plain(g, env);
+            kick(g, |noted| !noted.is_on() || noted.has_lapsed(now), env);
             Answer::Harts(times)
         }
         Request::Trace(Trace { ms, vm, hart }) => {
@@ -112,7 +113,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
                 return refuse("there is no memory for a trace");
             }
             g.asked.ask_for_exits(vm, until(g, ms, env.now()));
-            kick_plain(g, env);
+            kick(g, |noted| !noted.is_on(), env);
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
@@ -165,8 +166,8 @@ fn until(g: &Gnomon, ms: u32, now: u64) -> u64 {
 }
 
 /// Kicks those harts that do not know yet that they are asked to take notes.
-fn kick_plain<E: Env>(g: &Gnomon, env: &mut E) {
-    (0..g.harts.len()).filter(|hart| !g.harts[*hart].probe.is_on()).for_each(|hart| g.kick(hart, env));
+fn kick<E: Env>(g: &Gnomon, is_unaware: impl Fn(&Noted) -> bool, env: &mut E) {
+    (0..g.harts.len()).filter(|hart| is_unaware(&g.harts[*hart].probe)).for_each(|hart| g.kick(hart, env));
 }
 
 const ENDED: &str = "it has ended";
@@ -191,7 +192,7 @@ fn vms<E: Env>(g: &Gnomon, env: &E) -> Vms {
     // One that leaves its wish, or its slot, between is in neither, or twice.
     vms.sort_by_key(|vm| (vm.number, vm.state == VmState::Waiting));
     vms.dedup_by_key(|vm| vm.number);
-    Vms { now: env.now(), timebase: g.offer.timebase, vms, lost: Vec::new() }
+    Vms { now: env.now(), timebase: g.offer.timebase, vms, lost: Vec::new(), ports: Vec::new() }
 }
 
 fn wished(wish: &Wish) -> VmInfo {

@@ -164,6 +164,10 @@ counters! {
         yields = "vcpu.yields",
         /// Times that it lost the hart because its slice ended.
         preemptions = "vcpu.preemptions",
+        /// Ticks in the guest, while times were noted.
+        time_guest = "time.guest",
+        /// Ticks in which Gnomon handled its exits, while times were noted.
+        time_gnomon = "time.gnomon",
     }
 }
 

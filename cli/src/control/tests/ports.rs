@@ -90,6 +90,31 @@ impl Ported {
     }
 }
 
+#[test]
+fn the_run_knows_who_waits_for_whom_at_a_port() {
+    let is_open = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let opens = std::sync::Arc::clone(&is_open);
+    let ported = Ported::start(LONG, move |_, _| {
+        let is_open = opens.load(std::sync::atomic::Ordering::SeqCst);
+        Some(Answer::Heard(Heard { is_open, ..Heard::default() }))
+    });
+    let until = |what: &dyn Fn(&[abi::control::PortUse]) -> bool| {
+        let end = Instant::now() + LONG;
+        while !what(&ported.bridge.ports()) {
+            assert!(Instant::now() < end, "{:?}", ported.bridge.ports());
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(&|all| all.is_empty());
+    let stream = ported.call("b", "r");
+    until(&|all| matches!(all, [one] if (one.vm, one.port.as_str(), one.is_open) == (1, "r", Some(false))));
+    assert_eq!(ported.bridge.ports()[0].process, std::process::id());
+    is_open.store(true, std::sync::atomic::Ordering::SeqCst);
+    until(&|all| matches!(all, [one] if one.is_open == Some(true)));
+    drop(stream);
+    until(&|all| all.is_empty());
+}
+
 /// A guest that has its port open, and has taken what was said.
 fn open() -> Answer {
     Answer::Heard(Heard { is_open: true, ..Heard::default() })

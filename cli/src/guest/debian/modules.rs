@@ -1,7 +1,8 @@
 //! Modules of the kernel that guests have by default.
 
 use super::{DebianError, Package, Software, apt};
-use crate::guest::deb;
+use crate::guest::deb::{self, DebError};
+use crate::guest::drivers::{Needs, module_file, module_paths};
 use crate::host::place::{CacheLock, IoError};
 use crate::host::progress::Step;
 use std::collections::BTreeMap;
@@ -43,7 +44,7 @@ impl Modules {
 
     fn beside(kernel: Package, wanted: &[(&str, &str)]) -> Self {
         let dir = dir_of(&kernel);
-        let files = wanted.iter().map(|(name, _)| dir.join(file_of(name))).collect();
+        let files = wanted.iter().map(|(name, _)| dir.join(module_file(name))).collect();
         Self { kernel, files }
     }
 
@@ -57,18 +58,19 @@ impl Modules {
         if modules.are_there() { Ok(()) } else { modules.take(&from.deb, wanted) }
     }
 
-    /// Takes them out of the package.
+    /// Takes them out of the package, and with them all drivers that a VM may need: what has needed the network once does not need it
+    /// again.
     fn take(&self, package: &Path, wanted: &[(&str, &str)]) -> Result<(), DebianError> {
         let Package { name, version, .. } = &self.kernel;
         let _step = Step::spinner(&format!("unpacking modules of {name} {version}"));
-        let release = name.trim_start_matches("linux-image-");
-        let path = |(name, path): &(&str, &str)| {
-            let path = format!("usr/lib/modules/{release}/kernel/{path}/{}", file_of(name));
-            (path, file_of(name))
-        };
-        let paths: Vec<(String, String)> = wanted.iter().map(path).collect();
+        let all = [wanted, &Needs::ALL.drivers()].concat();
+        let paths = module_paths(name, &all);
         let paths: BTreeMap<_, _> = paths.iter().map(|(path, name)| (path.as_str(), name.as_str())).collect();
-        Ok(deb::extract(package, &paths, &dir_of(&self.kernel))?)
+        let missing = deb::extract_some(package, &paths, &dir_of(&self.kernel))?;
+        match module_paths(name, wanted).into_iter().find(|(path, _)| missing.contains(path)) {
+            Some((pattern, _)) => Err(DebError::Missing { path: package.to_owned(), pattern }.into()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -96,8 +98,4 @@ impl KernelPackage {
 
 fn dir_of(kernel: &Package) -> PathBuf {
     kernel.file.parent().unwrap_or(Path::new(".")).to_owned()
-}
-
-fn file_of(name: &str) -> String {
-    format!("{name}.ko.xz")
 }

@@ -2,12 +2,12 @@
 
 use super::apt::{Apt, AptError, Suite};
 use crate::guest::deb::{self, DebError};
+use crate::guest::drivers::{Needs, module_paths};
 use crate::host::place::{CacheLock, IoError, cache, write_whole};
 use crate::host::progress::Step;
 use miette::Diagnostic;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -122,7 +122,8 @@ impl Software {
         Ok(package)
     }
 
-    /// Takes what is wanted out of a package, and keeps it.
+    /// Takes what is wanted out of a package, and keeps it. With a kernel come its drivers, as far as it has them: a later start that
+    /// needs them needs no network.
     pub(super) fn unpack(self, name: String, version: String, deb: &Path) -> Result<Package, DebianError> {
         let (path, kept_as) = self.wanted();
         let relative = Path::new(&format!("{name}_{version}").replace([':', '/'], "_")).to_owned();
@@ -130,7 +131,12 @@ impl Software {
         fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
         {
             let _step = Step::spinner(&format!("unpacking {name} {version}"));
-            deb::extract(deb, &BTreeMap::from([(path, kept_as)]), &dir)?;
+            let drivers = if self == Self::Kernel { module_paths(&name, &Needs::ALL.drivers()) } else { Vec::new() };
+            let drivers = drivers.iter().map(|(path, kept_as)| (path.as_str(), kept_as.as_str()));
+            let wanted = std::iter::once((path, kept_as)).chain(drivers).collect();
+            if deb::extract_some(deb, &wanted, &dir)?.iter().any(|missing| missing == path) {
+                Err(DebError::Missing { path: deb.to_owned(), pattern: path.into() })?;
+            }
         }
         let mut package = Package { name, version, file: relative.join(kept_as) };
         let record = serde_json::to_vec_pretty(&package).unwrap_or_default();

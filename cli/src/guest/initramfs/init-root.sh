@@ -4,10 +4,10 @@ export PATH=/bin HOME=/root TERM=linux
 . /etc/gnomon.sh
 console
 fail() {
-    echo "gnomon: $1"
+    # `gnomon run` ends a VM that says this. Linux would panic if its first process ended.
+    echo "gnomon: cannot start: $1"
     stty sane
-    # Linux panics if its first process ends, so this is not taken for a regular end.
-    exit 1
+    while :; do sleep 1000; done
 }
 # Guests have no clock of their own that knows the day.
 date -s "@$(($(cat /etc/now) + $(cut -d. -f1 /proc/uptime)))" > /dev/null

@@ -1,13 +1,14 @@
 //! Disks as users describe them: by a table of a VM file, or by `--disk`.
 
-use crate::host::size::Size;
+use crate::host::size::{Size, SizeError};
+use crate::host::written::{self, Written};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// A disk, as the user describes it.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
-#[serde(from = "Written")]
+#[serde(from = "Written<Table>")]
 pub struct DiskSpec {
     /// The file.
     pub file: PathBuf,
@@ -51,14 +52,7 @@ impl Format {
     }
 }
 
-/// A disk in a VM file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "the path of a file, or a table such as { file = \"data.img\", readonly = true }")]
-enum Written {
-    File(PathBuf),
-    Table(Table),
-}
-
+/// A disk in a VM file, if more is said of it than its file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -71,10 +65,14 @@ struct Table {
     data: Option<PathBuf>,
 }
 
-impl From<Written> for DiskSpec {
-    fn from(written: Written) -> Self {
+impl written::Table for Table {
+    const BOTH: &'static str = "the path of a file, or a table such as { file = \"data.img\", readonly = true }";
+}
+
+impl From<Written<Table>> for DiskSpec {
+    fn from(written: Written<Table>) -> Self {
         match written {
-            Written::File(file) => Self { file, ..Self::default() },
+            Written::Text(file) => Self { file: file.into(), ..Self::default() },
             Written::Table(Table { file, readonly, format, size, backing, data }) => {
                 Self { file, readonly, format, size, backing, data }
             }
@@ -96,6 +94,7 @@ impl FromStr for DiskSpec {
                 "qcow2" => spec.format = Some(Format::Qcow2),
                 _ => match word.parse() {
                     Ok(size) => spec.size = Some(size),
+                    Err(why) if is_meant_as_size(word) => return Err(SizeError::to_string(&why)),
                     Err(_) => break,
                 },
             }
@@ -107,6 +106,18 @@ impl FromStr for DiskSpec {
         spec.file = rest.into();
         Ok(spec)
     }
+}
+
+/// Returns whether a word is a number with a sign, or with a unit: no size, but no end of a file's name either.
+fn is_meant_as_size(word: &str) -> bool {
+    let unsigned = word.strip_prefix(['-', '+']);
+    let text = unsigned.unwrap_or(word);
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
+        && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.' || byte == b',');
+    let units = ["k", "kb", "kib", "m", "mb", "mib", "g", "gb", "gib", "t", "tb", "tib"];
+    is_number && (units.contains(&unit.as_str()) || unsigned.is_some() && unit.is_empty())
 }
 
 impl DiskSpec {
@@ -141,6 +152,11 @@ mod tests {
         assert_eq!((spec("a:ro:2G:raw"), spec("a:raw:2G:ro")), (all.clone(), all));
         assert_eq!(spec("a:b:ro").file, Path::new("a:b"));
         assert_eq!(spec("backup-10:30.img").file, Path::new("backup-10:30.img"));
+        for (text, word) in [("x.img:-5G", "-5G"), ("x.img:1.2.3G:ro", "1.2.3G"), ("x:1,5G", "1,5G"), ("x:-5", "-5")] {
+            let why = text.parse::<DiskSpec>().expect_err(text);
+            assert!(why.contains(&format!("`{word}` is not an amount of memory")), "{why}");
+        }
+        assert_eq!((spec("a:3").file.as_path(), spec("a:x5G").file.as_path()), (Path::new("a:3"), Path::new("a:x5G")));
         assert!("".parse::<DiskSpec>().is_err() && ":ro".parse::<DiskSpec>().is_err());
     }
 

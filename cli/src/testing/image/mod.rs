@@ -5,7 +5,7 @@
 use crate::guest::debian::{Files, LEAN, Package, Software, Suite, Wanted};
 use crate::guest::initramfs::Archive;
 use crate::guest::modules::{self, Needs};
-use crate::host::place::{IoError, cache, prune};
+use crate::host::place::{self, IoError, cache, prune};
 use crate::host::size::Size;
 use crate::host::words::quoted;
 use crate::host::words::sha256;
@@ -14,7 +14,6 @@ use crate::system::errand;
 use crate::vm::file::VmFile;
 use cpio::newc::ModeFileType;
 use miette::miette;
-use rustix::fs::{FlockOperation, flock};
 use serde::Deserialize;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -165,7 +164,7 @@ fn provide(loader: Loader) -> miette::Result<PathBuf> {
     let path = dir.join(format!("{}-{}.img", loader.name(), &parts.digest(loader)[..16]));
     let lock = dir.join("lock");
     let lock = File::create(&lock).map_err(IoError::at("create", &lock))?;
-    flock(&lock, FlockOperation::LockExclusive).map_err(|error| IoError::at("lock", &dir)(error.into()))?;
+    place::lock(&lock, "it makes an image for the tests").map_err(IoError::at("lock", &dir))?;
     if path.is_file() {
         let touch = || File::options().append(true).open(&path)?.set_modified(SystemTime::now());
         touch().map_err(IoError::at("touch", &path))?;

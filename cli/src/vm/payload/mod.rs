@@ -6,6 +6,7 @@ mod image;
 mod linux;
 mod sniff;
 
+use crate::host::place;
 use abi::bundle::GUEST_ENTRY;
 pub use image::{Kind, Payload, Unfit};
 use miette::Diagnostic;
@@ -44,7 +45,7 @@ impl Payload {
     /// # Errors
     /// [`PayloadError`] if it cannot be read or is recognisably something else.
     pub fn read(path: &Path) -> Result<Self, PayloadError> {
-        let bytes = std::fs::read(path).map_err(|source| PayloadError::Unreadable { path: path.to_owned(), source })?;
+        let bytes = place::read(path).map_err(|source| PayloadError::Unreadable { path: path.to_owned(), source })?;
         Self::from_bytes(bytes).map_err(|Unfit { what, remedy }| PayloadError::Unfit {
             path: path.to_owned(),
             what,

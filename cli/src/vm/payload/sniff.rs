@@ -14,7 +14,8 @@ const COMPRESSED: &[(&[u8], &str, &str)] = &[
 
 /// Refuses what is recognisably something else.
 pub fn refuse(bytes: &[u8]) -> Result<(), Unfit> {
-    let elsewhere = "use a kernel for 64-bit RISC-V (an uncompressed Linux Image, an ELF file or a raw binary)";
+    let elsewhere =
+        "use a kernel for 64-bit RISC-V: a Linux Image, an ELF file or a raw binary, also if it is compressed";
     if bytes.is_empty() {
         return Err(Unfit::new("is empty", "copy the file again, or build it again"));
     }

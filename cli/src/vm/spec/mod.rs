@@ -86,6 +86,8 @@ pub struct VmSpec {
     pub ports: Vec<String>,
     /// Its network card, if it has one.
     pub net: Option<Card>,
+    /// Set if it is not to have one: a port that leads to it gives it none.
+    pub is_offline: bool,
     /// The snapshot that it is restored from.
     pub restore: Option<PathBuf>,
 }
@@ -156,6 +158,7 @@ impl VmSpec {
             ports: vm.ports.unwrap_or_default(),
             // By its place among the others.
             net: None,
+            is_offline: vm.net == Some(false),
             restore: vm.restore,
         };
         if !is_name(&spec.name) {
@@ -201,7 +204,8 @@ impl VmSpec {
     /// The network card that a VM's file and the options describe, if any, for the VM at this place of the run.
     fn card(vm: &str, place: usize, file: &VmFile) -> Result<Option<Card>, NetError> {
         let forwards = file.forward.clone().unwrap_or_default();
-        if file.net != Some(true) {
+        // A port of the host that leads to it is of no use without a card.
+        if !file.net.unwrap_or(!forwards.is_empty()) {
             return match (file.mac, forwards.first()) {
                 (Some(_), _) => Err(NetError::NoCard(vm.into())),
                 (_, Some(forward)) => Err(NetError::NoNetwork { forward: *forward, vm: vm.into() }),
@@ -304,9 +308,11 @@ pub fn forward(vms: &mut [VmSpec], ports: &[ForwardTo]) -> Result<(), NetError> 
             let vms: Vec<_> = vms.iter().map(|vm| format!("`{}`", vm.name)).collect();
             return Err(NetError::NoVm { forward, vm: vm.clone().unwrap_or_default(), vms: vms.join(", ") });
         };
-        let VmSpec { name, net, .. } = &mut vms[at];
-        let card = net.as_mut().ok_or_else(|| NetError::NoNetwork { forward, vm: name.clone() })?;
-        card.forwards.push(forward);
+        let VmSpec { name, net, is_offline, .. } = &mut vms[at];
+        if *is_offline {
+            return Err(NetError::NoNetwork { forward, vm: name.clone() });
+        }
+        net.get_or_insert_with(|| Card::of(at, None, Vec::new())).forwards.push(forward);
     }
     Ok(())
 }

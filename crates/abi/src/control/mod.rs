@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// The longest request, in bytes of a frame.
 pub const MOST_REQUEST_BYTES: usize = 4 << 10;
 /// The longest answer, in bytes of a frame. A client with one request in flight never has more to read.
@@ -191,9 +191,13 @@ pub struct Event {
     pub pc: u64,
     /// The trap value: mostly the virtual address.
     pub tval: u64,
-    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; else 0.
+    /// Of a guest-page fault, the guest physical address, of an SBI call the extension; of an interrupt [`FOR_CONTROL`] if the control
+    /// channel was its reason; else 0.
     pub detail: u64,
 }
+
+/// [`Event::detail`] of an interrupt by the control channel, such as a trace's own requests make.
+pub const FOR_CONTROL: u64 = 1;
 
 /// The machine's description.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -215,6 +219,21 @@ pub struct Vms {
     pub vms: Vec<VmInfo>,
     /// By the name of a VM, devices of it whose host's side has ended. The run adds them; the machine knows of none.
     pub lost: Vec<(String, String)>,
+    /// Ports that programs of the host are connected to. The run adds them as well.
+    pub ports: Vec<PortUse>,
+}
+
+/// A port that a program of the host is connected to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PortUse {
+    /// The VM's number.
+    pub vm: u64,
+    /// The port's name.
+    pub port: String,
+    /// The process id of the program on the host; 0 if it is not known.
+    pub process: u32,
+    /// True if a program in the guest has the port open; `None` if it is not known yet.
+    pub is_open: Option<bool>,
 }
 
 /// The description of a VM.
@@ -291,7 +310,13 @@ mod tests {
             Answer::Done,
             Answer::Refused("why".into()),
             Answer::Hello(Hello { version: "0.1".into(), harts: 64 }),
-            Answer::Vms(Vms { now: u64::MAX, timebase: 10_000_000, vms: vec![vm; 64], lost: Vec::new() }),
+            Answer::Vms(Vms {
+                now: u64::MAX,
+                timebase: 10_000_000,
+                vms: vec![vm; 64],
+                lost: Vec::new(),
+                ports: Vec::new(),
+            }),
             Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
             Answer::Values(vec![0, 300, u64::MAX]),
             Answer::Tunables(vec![("reclaim".into(), "on".into())]),

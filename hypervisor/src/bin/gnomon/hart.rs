@@ -59,6 +59,10 @@ pub struct Reach {
 struct Probed {
     /// The hart's idle time so far, in ticks.
     idle: u64,
+    /// Its time in Gnomon so far, in ticks.
+    host: u64,
+    /// The vCPU whose doing it is, if it is that of one: its VM's number and its own.
+    vcpu: Option<(u64, u32)>,
     /// The exit, if it is wanted.
     event: Option<abi::control::Event>,
 }
@@ -79,7 +83,9 @@ pub struct Hart {
     tags: Tags,
     /// The vCPU whose floating point and vectors are in the registers: VM and vCPU number.
     registers_of: Option<(u64, u32)>,
-    /// Set if slices end, and WFI and WRS.NTO trap, unless the vCPU spins.
+    /// Set if slices end: there are more vCPUs than harts.
+    is_shared: bool,
+    /// Set if WFI and WRS.NTO trap, unless the vCPU spins.
     traps_wfi: bool,
     /// Set if the vCPU waits for another's store in its guest, where WRS.NTO does not trap now.
     spins: bool,
@@ -157,6 +163,7 @@ impl Hart {
             current: None,
             tags: Tags::new(vmid_bits, start.asid_bits, id_bits),
             registers_of: None,
+            is_shared: false,
             traps_wfi: false,
             spins: false,
             due: Due::NOTHING,
@@ -241,14 +248,15 @@ impl Hart {
         });
     }
 
-    /// Makes WFI trap, and slices end, while there are more vCPUs than harts, and only then. When that changes, harts
-    /// are kicked, so an entry need not look if the exit before it was short.
+    /// Makes slices end while there are more vCPUs than harts, and only then. Makes WFI trap then, and while a client wants to know
+    /// how long guests work. When that changes, harts are kicked, so an entry need not look if the exit before it was short.
     fn set_policy(&mut self) {
-        let overcommitted = self.g.sched.is_overcommitted();
-        if overcommitted != self.traps_wfi {
-            self.traps_wfi = overcommitted;
+        self.is_shared = self.g.sched.is_overcommitted();
+        let traps = self.is_shared || !self.is_plain && self.g.asked.is_exact(self.now());
+        if traps != self.traps_wfi {
+            self.traps_wfi = traps;
             self.set_spins(false);
-            self.guest.set_wfi_trap(overcommitted);
+            self.guest.set_wfi_trap(traps);
         }
     }
 
@@ -315,7 +323,7 @@ impl Hart {
     /// Sets Gnomon's timer for what comes first while that vCPU runs.
     #[inline(always)]
     fn arm_for(&mut self, run: &VcpuRun) {
-        let slice_end = if self.traps_wfi { self.due.slice_end } else { u64::MAX };
+        let slice_end = if self.is_shared { self.due.slice_end } else { u64::MAX };
         self.arm(slice_end.min(run.watch.due()).min(self.due.waiters).min(run.deadline).min(self.due.serial));
     }
 
@@ -426,7 +434,7 @@ impl Hart {
             self.expire(now);
             self.g.rouse(NOWHERE, self);
         }
-        if !self.traps_wfi || now < self.due.slice_end {
+        if !self.is_shared || now < self.due.slice_end {
             return Some(run);
         }
         self.due.slice_end = now + self.ticks.slice;

@@ -105,7 +105,10 @@ impl Hart {
             Interrupts::Share(port) => host_events::attend_share(self.g, port, self),
             Interrupts::Network => host_events::attend_network(self.g, self),
             Interrupts::Entropy => host_events::attend_entropy(self.g, self),
-            Interrupts::Control => control::attend(self.g, self),
+            Interrupts::Control => {
+                self.mark_exit(abi::control::FOR_CONTROL);
+                control::attend(self.g, self);
+            }
             Interrupts::Swap => _ = hypervisor::life::idle::page(self.g, self),
         }
     }

@@ -7,7 +7,7 @@ use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
 use hypervisor::measure::probe::Doing;
-use hypervisor::vm::vcpu::request;
+use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
 
 impl Hart {
@@ -25,9 +25,16 @@ impl Hart {
             return;
         }
         let noted = &self.shared.probe;
+        let before = noted.of(Doing::Guest);
         noted.turn(Doing::Host, now);
-        self.exit = Some(Probed { idle: noted.idle(), event: self.event(now) });
+        // Interrupts of the host are not its doing.
+        let is_own = |run: &VcpuRun| matches!(Cause::from_register(run.context.exit.cause), Cause::Exception(_));
+        let own = self.current.as_deref().filter(|run| is_own(run));
+        let vcpu = own.map(|run| (run.vm.handle.number, run.shared.id));
+        self.exit =
+            Some(Probed { idle: noted.of(Doing::Idle), host: noted.of(Doing::Host), vcpu, event: self.event(now) });
         if let Some(run) = &self.current {
+            run.shared.counters.time_guest.add(noted.of(Doing::Guest) - before);
             // It finds that when it is about to enter its guest again.
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
         }
@@ -37,11 +44,25 @@ impl Hart {
     #[cold]
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
-        let Some(Probed { idle, event }) = self.exit.take() else { return };
+        let Some(Probed { idle, host, vcpu, event }) = self.exit.take() else { return };
         let (now, noted) = (self.now(), &self.shared.probe);
         noted.turn(Doing::Guest, now);
+        // A vCPU that has left may be on another hart, which writes its counters.
+        let same = self.current.as_ref().filter(|run| vcpu == Some((run.vm.handle.number, run.shared.id)));
+        if let Some(run) = same {
+            run.shared.counters.time_gnomon.add(noted.of(Doing::Host) - host);
+        }
         if let Some(event) = event {
-            noted.note(Event { took: now - event.at, idle: noted.idle() - idle, ..event });
+            noted.note(Event { took: now - event.at, idle: noted.of(Doing::Idle) - idle, ..event });
+        }
+    }
+
+    /// Adds its detail to an exit by an interrupt, if it is noted.
+    pub(super) fn mark_exit(&mut self, detail: u64) {
+        if let Some(Probed { event: Some(event), .. }) = &mut self.exit
+            && matches!(Cause::from_register(event.cause), Cause::Interrupt(_))
+        {
+            event.detail = detail;
         }
     }
 
@@ -64,14 +85,18 @@ impl Hart {
 
     /// Returns whether a client asks now. If not, the hart's exits are plain again.
     fn is_probed(&mut self, now: u64) -> bool {
+        let noted = &self.shared.probe;
         if self.g.asked.is_on(now) {
-            if !self.shared.probe.is_on() {
-                self.shared.probe.begin(Doing::Guest, now);
+            let until = self.g.asked.until();
+            match noted.is_on() {
+                true => noted.extend(now, until),
+                false => noted.begin(Doing::Guest, now, until),
             }
             return true;
         }
-        self.shared.probe.end(now);
+        noted.end(now);
         self.is_plain = self.is_proven;
+        self.set_policy();
         false
     }
 
@@ -80,10 +105,8 @@ impl Hart {
         let now = self.now();
         if self.g.asked.is_on(now) {
             self.is_plain = false;
-            if !self.shared.probe.is_on() {
-                // It is about to enter a guest. If it does not, it says so.
-                self.shared.probe.begin(Doing::Guest, now);
-            }
+            // It is about to enter a guest. If it does not, it says so.
+            self.is_probed(now);
         } else if !self.is_plain {
             self.is_probed(now);
         }
