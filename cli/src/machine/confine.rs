@@ -20,8 +20,8 @@ use std::sync::OnceLock;
 pub static GNOMON: OnceLock<PathBuf> = OnceLock::new();
 /// This program, also if its file was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
-/// Programs, libraries and their data, which are no user's. Those that a system lacks are left out.
-const SYSTEM: [&str; 11] = [
+/// Programs, libraries and their data, and what the system says of itself, which are no user's. Those that a system lacks are left out.
+const SYSTEM: [&str; 12] = [
     "/usr",
     "/lib",
     "/lib32",
@@ -33,6 +33,7 @@ const SYSTEM: [&str; 11] = [
     "/etc/ld.so.preload",
     "/etc/localtime",
     "/sys/devices/system",
+    "/proc/sys/vm",
 ];
 /// Most descriptors of a machine: files of disks, sockets, and QEMU's own.
 const DESCRIPTORS: u64 = 1024;
