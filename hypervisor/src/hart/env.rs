@@ -29,6 +29,8 @@ pub trait Env {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
     /// Returns the guest's `senvcfg`; 0 if the hart has none.
     fn user_environment(&self) -> u64;
+    /// Returns the guest's `scounteren`.
+    fn user_counters(&self) -> u64;
     /// Returns the `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
     /// Returns whether an interrupt is pending for the loaded vCPU that its `sie` enables, whatever SIE is: WFI ends

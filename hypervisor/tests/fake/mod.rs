@@ -113,6 +113,8 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    /// The guest's `scounteren`.
+    pub user_counters: u64,
     /// The ASIDs of shadow roots: there are three.
     pub asids: Ids,
     /// Ticks that pass while tables are loaded.
@@ -159,6 +161,9 @@ impl Env for Hart {
     }
     fn user_environment(&self) -> u64 {
         0
+    }
+    fn user_counters(&self) -> u64 {
+        self.user_counters
     }
     fn vsatp(&self) -> u64 {
         self.vsatp
@@ -396,6 +401,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mode: Mode::Supervisor,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
+        user_counters: 0,
         asids: Ids::new(1, 2),
         load_ticks: 0,
         others_from: 0,

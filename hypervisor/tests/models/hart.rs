@@ -460,6 +460,9 @@ impl Env for Hart {
     fn user_environment(&self) -> u64 {
         0
     }
+    fn user_counters(&self) -> u64 {
+        0
+    }
     fn vsatp(&self) -> u64 {
         0
     }

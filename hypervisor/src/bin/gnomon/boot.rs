@@ -76,7 +76,8 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     if let Some(uart) = &machine.uart {
         drivers::start_uart(uart);
     }
-    let started = start(hart_id, next_stage, &mut machine);
+    let clock = seat::find_clock(seat, &machine).map_err(|message| format!("hart {hart_id}: {message}"));
+    let started = clock.and_then(|()| start(hart_id, next_stage, &mut machine));
     match started {
         Ok(hart) => hart.run(),
         Err(message) => panic::fail(format_args!("{message}")),
@@ -244,7 +245,9 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let machine = &joining.machine;
     let (g, ram, seat) = (joining.g, joining.ram, Seat::get());
     seat::take_traps(seat);
-    let started = start_hart(machine, index, seat, g.offer.guest).and_then(|(seat_hart, guest, abilities)| {
+    let clock = seat::find_clock(seat, machine).map_err(String::from);
+    let started = clock.and_then(|()| start_hart(machine, index, seat, g.offer.guest));
+    let started = started.and_then(|(seat_hart, guest, abilities)| {
         if abilities != joining.abilities {
             return Err("its page-table formats or its extensions differ from the boot hart's".into());
         }

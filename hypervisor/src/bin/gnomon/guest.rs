@@ -98,6 +98,8 @@ pub struct GuestHart {
     henvcfg: u64,
     /// Set if all harts have Zba.
     has_zba: bool,
+    /// Set if guests' reads of `time` are illegal instructions, which come to Gnomon then (firmware seat).
+    emulates_time: bool,
 }
 
 impl GuestHart {
@@ -136,6 +138,8 @@ impl GuestHart {
             breaks: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
+            // SAFETY: M mode; the trap vectors are set.
+            emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
         };
         // SAFETY: none of these affects Gnomon's own execution but in that traps come here;
         // interrupts stay globally disabled while Gnomon runs.
@@ -152,6 +156,8 @@ impl GuestHart {
                     // *guest's* `sip` and `sie` what `mideleg` does not delegate.
                     csr::mideleg::write(S_INTERRUPTS);
                     csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
+                    // Some harts have `time` for M mode alone.
+                    this.emulates_time |= csr::mcounteren::read() & rv::csr::COUNTEREN_TM == 0;
                     if has_envcfg {
                         // Who may use Svadu is then `henvcfg`'s to say; S mode is never told of it.
                         let svadu = if mode == GuestMode::Virtual { envcfg::ADUE } else { 0 };
@@ -225,7 +231,7 @@ impl GuestHart {
         unsafe {
             match (self.seat, self.mode) {
                 (Seat::Firmware, GuestMode::Virtual) => {
-                    csr::medeleg::write(guests_own);
+                    csr::medeleg::write(if self.emulates_time { but_illegal } else { guests_own });
                     csr::hedeleg::write(guests_own);
                 }
                 // Firmware that keeps illegal instructions to itself (OpenSBI does) hands them on to

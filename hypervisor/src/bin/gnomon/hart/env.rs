@@ -6,7 +6,7 @@ use crate::seat;
 use abi::tunable::Id;
 use hypervisor::hart::env::Env;
 use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
-use metal::fence;
+use metal::{csr, fence};
 use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
@@ -50,6 +50,10 @@ impl Env for Hart {
 
     fn user_environment(&self) -> u64 {
         self.guest.user_environment()
+    }
+
+    fn user_counters(&self) -> u64 {
+        csr::scounteren::read()
     }
 
     fn vsatp(&self) -> u64 {
