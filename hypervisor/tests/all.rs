@@ -16,6 +16,7 @@ mod host_map;
 mod lives;
 mod network;
 mod pager;
+mod pmp;
 mod sched;
 mod serial;
 mod shadow;

@@ -7,9 +7,9 @@
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
+use rv::Mode;
 use rv::csr::COUNTEREN_TM;
 use rv::system::{CsrInsn, names_csr, number};
-use rv::Mode;
 
 /// Carries out the instruction `insn` of the vCPU's, which trapped from mode `from`, if it reads `time` and may. `None` if it is
 /// another one, writes (`time` is read-only), or reads in user mode without the permission of the guest's `scounteren`: then it
