@@ -13,6 +13,7 @@ mod entropy;
 mod exits;
 mod fake;
 mod host_map;
+mod lacking;
 mod lives;
 mod network;
 mod pager;

@@ -26,7 +26,7 @@ const SW: u64 = 0x00b0_2023;
 const SB: u64 = 0x00b0_0023;
 const LB: u64 = 0x0583;
 
-fn nested() -> World {
+pub fn nested() -> World {
     world(1, GuestTimer::Sstc)
 }
 
@@ -39,7 +39,7 @@ fn killed(outcome: Outcome) -> String {
 
 /// Asserts that the guest got a trap.
 #[track_caller]
-fn trapped(world: &World, outcome: Outcome, cause: Exception, tval: u64, pc: u64) {
+pub fn trapped(world: &World, outcome: Outcome, cause: Exception, tval: u64, pc: u64) {
     assert_eq!(outcome, Outcome::Resume);
     let regs = world.hart.regs;
     assert_eq!((regs.vscause, regs.vstval, regs.vsepc), (cause.code(), tval, pc));
@@ -336,7 +336,7 @@ fn a_virtual_instruction_without_tval_is_read_from_memory() {
 }
 
 /// Makes a machine whose guest runs in S mode.
-fn supervisor() -> World {
+pub fn supervisor() -> World {
     let mut w = nested();
     // Its memory stays that of a nested VM: what is tested here does not depend on it.
     w.g.offer.guest = GuestMode::Supervisor;
@@ -374,49 +374,6 @@ fn in_vs_mode_an_illegal_instruction_is_the_guests() {
     let outcome = w.exit(Exception::IllegalInstruction as u64, 0x1050_0073, 0, 0);
     trapped(&w, outcome, Exception::IllegalInstruction, 0x1050_0073, GUEST_ENTRY);
     assert_eq!(w.run.shared.counters.exits_illegal.get(), 1);
-}
-
-#[test]
-fn time_is_read_for_guests_whose_hart_lacks_it() {
-    const ILLEGAL: u64 = Exception::IllegalInstruction as u64;
-    // csrrs a0, time, x0 (`rdtime`); csrrc, csrrsi and csrrci likewise read only.
-    const READS: [u64; 4] = [0xc010_2573, 0xc010_3573, 0xc010_6573, 0xc010_7573];
-    // csrrw a0, time, x0; csrrs a0, time, a1; csrrci a0, time, 1; csrr a0, cycle.
-    const OTHERS: [u64; 4] = [0xc010_1573, 0xc015_a573, 0xc010_f573, 0xc000_2573];
-    for make in [nested, supervisor] {
-        let mut w = make();
-        (w.hart.time, w.hart.user_counters) = (5000, 0b101);
-        w.run.vm.time_zero.store(2000, std::sync::atomic::Ordering::SeqCst);
-        for insn in READS {
-            let pc = w.run.context.pc;
-            w.run.context.x[10] = 7;
-            assert_eq!(w.exit(ILLEGAL, insn, 0, 0), Outcome::Resume);
-            assert_eq!((w.run.context.x[10], w.run.context.pc), (3000, pc + 4), "{insn:#x}");
-        }
-        // rdtime zero.
-        assert_eq!(w.exit(ILLEGAL, 0xc010_2073, 0, 0), Outcome::Resume);
-        assert_eq!(w.run.context.x[0], 0);
-        for insn in OTHERS {
-            let pc = w.run.context.pc;
-            let outcome = w.exit(ILLEGAL, insn, 0, 0);
-            trapped(&w, outcome, Exception::IllegalInstruction, insn, pc);
-            w.run.context.pc = GUEST_ENTRY;
-        }
-        // In user mode `scounteren` decides.
-        w.hart.mode = Mode::User;
-        let outcome = w.exit(ILLEGAL, READS[0], 0, 0);
-        trapped(&w, outcome, Exception::IllegalInstruction, READS[0], GUEST_ENTRY);
-        (w.hart.mode, w.hart.user_counters) = (Mode::User, 0b010);
-        w.run.context.pc = GUEST_ENTRY;
-        assert_eq!(w.exit(ILLEGAL, READS[0], 0, 0), Outcome::Resume);
-        assert_eq!((w.run.context.x[10], w.run.context.pc), (3000, GUEST_ENTRY + 4));
-        assert_eq!(w.run.shared.counters.time_reads.get(), 6);
-        // A hart may tell nothing of the instruction, which is then read from memory.
-        fake::write(&w.g, &w.run.vm, Addr::new(GUEST_ENTRY), &0xc010_2573u32.to_le_bytes(), &mut w.hart).unwrap();
-        w.run.context.pc = GUEST_ENTRY;
-        assert_eq!(w.exit(ILLEGAL, 0, 0, 0), Outcome::Resume);
-        assert_eq!((w.run.context.x[10], w.run.context.pc), (3000, GUEST_ENTRY + 4));
-    }
 }
 
 #[test]

@@ -9,6 +9,7 @@
 pub mod csr;
 pub mod fence;
 pub mod float;
+pub mod guest_byte;
 pub mod lane;
 mod lane_table;
 pub mod mmio;

@@ -8,6 +8,7 @@ mod brief;
 mod code;
 mod inject;
 mod memory;
+mod misaligned;
 mod mmio;
 pub mod sbi;
 mod time;
@@ -77,12 +78,14 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_illegal.bump();
             illegal_instruction(g, run, env)
         }
+        Cause::Exception(e @ (Exception::LoadMisaligned | Exception::StoreMisaligned)) => {
+            counters.exits_other.bump();
+            misaligned::access(g, run, e, env)
+        }
         // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
         Cause::Exception(
             e @ (Exception::FetchMisaligned
             | Exception::Breakpoint
-            | Exception::LoadMisaligned
-            | Exception::StoreMisaligned
             | Exception::EcallFromU
             | Exception::SoftwareCheck
             | Exception::HardwareError),

@@ -158,6 +158,8 @@ counters! {
         wfis = "vcpu.wfis",
         /// Reads of `time` that Gnomon emulated.
         time_reads = "vcpu.time_reads",
+        /// Misaligned accesses that Gnomon emulated.
+        misaligned = "vcpu.misaligned",
         /// WRS.NTOs that came to Gnomon.
         wrs_ntos = "vcpu.wrs_ntos",
         /// WFIs that gave the hart away.

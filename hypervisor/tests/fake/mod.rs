@@ -40,7 +40,7 @@ use rv::csr::atp;
 use rv::{Addr, Asid, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use share::FakeShare;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// First frame of the fake RAM.
@@ -113,6 +113,10 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    /// The bytes, or the faults, at the guest's addresses where it may access memory byte by byte. Elsewhere are page faults.
+    pub bytes: BTreeMap<u64, Result<u8, Exit>>,
+    /// The floating-point registers.
+    pub float: [u64; 32],
     /// The guest's `scounteren`.
     pub user_counters: u64,
     /// The ASIDs of shadow roots: there are three.
@@ -161,6 +165,23 @@ impl Env for Hart {
     }
     fn user_environment(&self) -> u64 {
         0
+    }
+    fn load_byte(&mut self, at: u64) -> Result<u8, Exit> {
+        self.bytes.get(&at).copied().unwrap_or(Err(Exit { cause: 13, tval: at, ..Exit::default() }))
+    }
+    fn store_byte(&mut self, at: u64, byte: u8) -> Result<(), Exit> {
+        match self.bytes.get_mut(&at) {
+            Some(Ok(there)) => *there = byte,
+            Some(Err(fault)) => return Err(*fault),
+            None => return Err(Exit { cause: 15, tval: at, ..Exit::default() }),
+        }
+        Ok(())
+    }
+    fn float_register(&mut self, number: u8) -> u64 {
+        self.float[usize::from(number)]
+    }
+    fn set_float_register(&mut self, number: u8, value: u64) {
+        self.float[usize::from(number)] = value;
     }
     fn user_counters(&self) -> u64 {
         self.user_counters
@@ -366,6 +387,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         isa: Isa::from_isa_string("rv64imafdc_sstc"),
         mmu_type: "riscv,sv39".into(),
         timer,
+        emulates_misaligned: false,
         vlenb: 0,
         timebase: 10_000_000,
         clock: None,
@@ -401,6 +423,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mode: Mode::Supervisor,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
+        bytes: BTreeMap::new(),
+        float: [0; 32],
         user_counters: 0,
         asids: Ids::new(1, 2),
         load_ticks: 0,

@@ -2,7 +2,7 @@
 
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
-use crate::guest::{Abilities, GuestHart};
+use crate::guest::{Abilities, GuestHart, emulates_misaligned};
 use crate::hart::{Hart, Interrupts, MOST_DEVICES, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
@@ -517,6 +517,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
+        emulates_misaligned: emulates_misaligned(Seat::get(), &machine.common_isa()),
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),

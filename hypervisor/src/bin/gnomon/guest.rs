@@ -7,6 +7,7 @@
 //! `hypervisor::device::offer::GuestMode`.
 
 mod bank;
+mod bytes;
 mod probe;
 mod state;
 
@@ -33,6 +34,8 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
     | Exception::StoreMisaligned.bit()
     | Exception::EcallFromU.bit()
     | PAGE_FAULTS;
+/// Misaligned accesses, which come to Gnomon if it emulates them.
+const MISALIGNED: u64 = Exception::LoadMisaligned.bit() | Exception::StoreMisaligned.bit();
 /// The page faults, which come to Gnomon if the guest faults in Gnomon's tables.
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
@@ -98,6 +101,8 @@ pub struct GuestHart {
     henvcfg: u64,
     /// Set if all harts have Zba.
     has_zba: bool,
+    /// Set if misaligned accesses that the hart traps come to Gnomon (firmware seat).
+    emulates_misaligned: bool,
     /// Set if guests' reads of `time` are illegal instructions, which come to Gnomon then (firmware seat).
     emulates_time: bool,
 }
@@ -138,6 +143,7 @@ impl GuestHart {
             breaks: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
+            emulates_misaligned: emulates_misaligned(seat, common),
             // SAFETY: M mode; the trap vectors are set.
             emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
         };
@@ -226,6 +232,7 @@ impl GuestHart {
         let comes_here = self.traps_translation && !self.steers;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
+        let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
@@ -533,6 +540,12 @@ impl GuestHart {
             }
         }
     }
+}
+
+/// Returns whether misaligned accesses of guests that harts trap come to Gnomon. `common` is what all harts have. In the payload seat
+/// they are the firmware's, and on harts with Zicclsm only those are trapped that cannot be emulated.
+pub fn emulates_misaligned(seat: Seat, common: &Isa) -> bool {
+    seat == Seat::Firmware && !common.has("zicclsm")
 }
 
 /// Checks that the registers of a hart are saved for every vCPU. In S mode a guest switches floating point and vectors
