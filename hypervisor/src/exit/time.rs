@@ -12,8 +12,8 @@ use rv::csr::COUNTEREN_TM;
 use rv::system::{CsrInsn, names_csr, number};
 
 /// Carries out the instruction `insn` of the vCPU's, which trapped from mode `from`, if it reads `time` and may. `None` if it is
-/// another one, writes (`time` is read-only), or reads in user mode without the permission of the guest's `scounteren`: then it
-/// is illegal for the guest, too.
+/// another one, writes (`time` is read-only), or reads in user mode without the permission of the guest's `scounteren`
+/// (where that has no bit of `time`, it counts as set): then it is illegal for the guest, too.
 #[inline]
 pub(super) fn read<E: Env>(run: &mut VcpuRun, insn: u64, from: Mode, env: &mut E) -> Option<Outcome> {
     if !names_csr(insn, number::TIME) {

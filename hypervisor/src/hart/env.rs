@@ -29,7 +29,7 @@ pub trait Env {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
     /// Returns the guest's `senvcfg`; 0 if the hart has none.
     fn user_environment(&self) -> u64;
-    /// Returns the guest's `scounteren`.
+    /// Returns the counters that the guest's kernel lets user mode read: `scounteren`, and bits that it cannot set.
     fn user_counters(&self) -> u64;
     /// Returns the `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;

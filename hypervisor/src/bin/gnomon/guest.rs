@@ -103,6 +103,8 @@ pub struct GuestHart {
     has_zba: bool,
     /// Set if misaligned accesses that the hart traps come to Gnomon (firmware seat).
     emulates_misaligned: bool,
+    /// The bit of `scounteren` for `time`, if guests cannot set it.
+    unset_counters: u64,
     /// Set if guests' reads of `time` are illegal instructions, which come to Gnomon then (firmware seat).
     emulates_time: bool,
 }
@@ -144,6 +146,7 @@ impl GuestHart {
             henvcfg: wanted,
             has_zba: common.has("zba"),
             emulates_misaligned: emulates_misaligned(seat, common),
+            unset_counters: 0,
             // SAFETY: M mode; the trap vectors are set.
             emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
         };
@@ -198,6 +201,11 @@ impl GuestHart {
                 }
             }
         }
+        // SAFETY: governs U mode, where Gnomon never is.
+        this.unset_counters = unsafe {
+            csr::scounteren::write(rv::csr::COUNTEREN_TM);
+            rv::csr::COUNTEREN_TM & !csr::scounteren::read()
+        };
         this.delegate();
         let environment = match mode {
             GuestMode::Virtual => {

@@ -1,4 +1,4 @@
-//! A guest's memory and floating-point registers, for accesses that Gnomon makes in its place.
+//! A guest's memory, floating-point registers and rights, for instructions that Gnomon executes in its place.
 
 use super::GuestHart;
 use crate::seat::Seat;
@@ -34,6 +34,12 @@ impl GuestHart {
         // Otherwise it tells of Gnomon's instruction.
         let tinst = if matches!(tinst, TINST_PTE_READ | TINST_PTE_WRITE) { tinst } else { 0 };
         Exit { cause, tval, tval2, tinst }
+    }
+
+    /// Returns the guest's `scounteren`. On harts without `time` its bit may be read-only zero: user mode may read it there, as with
+    /// OpenSBI, because a kernel could not allow it.
+    pub fn user_counters(&self) -> u64 {
+        csr::scounteren::read() | self.unset_counters
     }
 
     /// Returns a floating-point register of the loaded vCPU. The hart has D.

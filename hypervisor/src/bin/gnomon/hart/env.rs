@@ -6,8 +6,8 @@ use crate::seat;
 use abi::tunable::Id;
 use hypervisor::hart::env::Env;
 use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
+use metal::fence;
 use metal::ram::Ram;
-use metal::{csr, fence};
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
 use rv::csr::atp;
@@ -69,7 +69,7 @@ impl Env for Hart {
     }
 
     fn user_counters(&self) -> u64 {
-        csr::scounteren::read()
+        self.guest.user_counters()
     }
 
     fn vsatp(&self) -> u64 {
