@@ -4,6 +4,7 @@
 pub mod disk;
 pub mod driver;
 pub mod entropy;
+mod memory;
 pub mod share;
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
@@ -30,8 +31,9 @@ use hypervisor::vm::chores::Chores;
 use hypervisor::vm::outcome::{Brief, Kind, Outcome};
 use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::vms::Vms;
-use hypervisor::vm::{Departure, Unreachable, Vm};
+use hypervisor::vm::{Departure, Vm};
 use lane::Context;
+pub use memory::{read, write};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
 use mmu::ids::{IdSlot, Ids};
@@ -585,25 +587,5 @@ impl World {
 
     pub fn frames_used(&self) -> u64 {
         self.g.frames().usage(Owner::Vm(0)).total()
-    }
-}
-
-/// Writes to a VM's memory, in as many portions as it takes.
-pub fn write(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, from: &[u8], hart: &mut Hart) -> Result<(), Unreachable> {
-    whole(|ready| vm.write(g, gpa, from, ready, hart))
-}
-
-/// Reads a VM's memory, likewise.
-pub fn read(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, into: &mut [u8], hart: &mut Hart) -> Result<(), Unreachable> {
-    whole(|ready| vm.read(g, gpa, into, ready, hart))
-}
-
-fn whole(mut portion: impl FnMut(&mut Ready) -> Result<(), Unreachable>) -> Result<(), Unreachable> {
-    let mut ready = Ready::Nothing;
-    loop {
-        match portion(&mut ready) {
-            Err(Unreachable::Later) => {}
-            done => break done,
-        }
     }
 }

@@ -163,6 +163,7 @@ pub(crate) fn build(
         let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
         shadow.begin_lane(space, end, frames, mem);
     }
+    shadow.keep_least(Config::ONE_INSTRUCTION * vm.vcpus.len() as u32);
     if vm.vcpus.len() > 1 {
         shadow.begin_sharing(vm.vcpus.len());
     }
