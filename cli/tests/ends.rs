@@ -237,3 +237,16 @@ fn a_terminal_that_closes_ends_a_run() {
     assert_eq!(child.wait().expect("its status").code(), Some(128 + Signal::HUP.as_raw()));
     assert!(scratch.left().is_empty(), "{:?}", scratch.left());
 }
+
+#[test]
+fn a_hart_whose_pmp_cannot_keep_guests_out_is_refused() {
+    let scratch = Scratch::new("hello");
+    let without = ["--seat", "firmware", "--qemu-arg=-cpu", "--qemu-arg=rv64,pmp=off"];
+    let output = scratch.run(&without).stdin(Stdio::null()).output().expect("gnomon");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("the hart has no PMP, of which the firmware seat needs 4 entries: use the payload seat"),
+        "{said}"
+    );
+    assert_eq!(output.status.code(), Some(4));
+}

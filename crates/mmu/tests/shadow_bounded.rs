@@ -7,7 +7,7 @@ use crate::engine::{self, HOST, Hardware, RAM};
 use ::lane::FenceLog;
 use mmu::gstage::in_portions;
 use mmu::shadow::{Answer, Config, GuestFence, Host, Root, Shadow, Upkeep, Views};
-use mmu::{AdPolicy, AddressSpace, Frames, Object, Prot, Ready, Unresolved};
+use mmu::{AdPolicy, AddressSpace, AllocError, Frames, Object, Owner, Prot, Ready, ResolveError, Unresolved, Use};
 use oracle::Machine;
 use rv::format::SV39;
 use rv::{Access, Addr, Asid, Gva, Hpa, PAGE_BYTES, Pfn, PhysMem, Request};
@@ -91,6 +91,16 @@ fn gva(table: u64, entry: u64) -> Addr<Gva> {
 impl World {
     /// `target`: the page that all leaves lead to, with the permissions of `flags`.
     fn new(upkeep: Upkeep, pages: u32, target: u64, flags: u64) -> Self {
+        let mut world = Self::untouched(upkeep, pages, target, flags);
+        for table in 0..TABLES {
+            (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
+        }
+        world.most = 0;
+        world
+    }
+
+    /// Likewise, but none of the guest's tables is shadowed yet.
+    fn untouched(upkeep: Upkeep, pages: u32, target: u64, flags: u64) -> Self {
         let mut mem = Counting { machine: Machine::with_ram(HOST, HOST_PAGES), accesses: Cell::new(0) };
         mem.machine.add(IMAGE, 512);
         mem.zero_frames(IMAGE, 512);
@@ -113,10 +123,6 @@ impl World {
             (0..512).for_each(|entry| world.poke(LEAVES + table, entry, (RAM.raw() + target) << 10 | flags));
         }
         world.fence();
-        for table in 0..TABLES {
-            (0..512).for_each(|entry| world.access(gva(table, entry), Access::Load));
-        }
-        world.most = 0;
         world
     }
 
@@ -165,6 +171,24 @@ impl World {
             match self.operate(|shadow, root, host| shadow.fault(&root, gva, &request, host)) {
                 Answer::Filled { .. } => return,
                 Answer::Retry => {}
+                other => panic!("{gva}: {other:?}"),
+            }
+        }
+        panic!("PROGRESS: {gva}");
+    }
+
+    /// Like [`World::access`], but returns what the host lacks for it.
+    fn try_access(&mut self, gva: Addr<Gva>) -> Result<(), ResolveError> {
+        let request = Request { sum: true, ..Request::supervisor(Access::Load) };
+        let mut ready = Ready::Nothing;
+        for _ in 0..1000 {
+            let Self { mem, frames, space, shadow, root, .. } = self;
+            let answer = in_portions(frames, mem, &mut ready, |ready, mem| {
+                shadow.fault(root, gva, &request, &mut Host::new(space, (frames, ready), mem, &mut Hardware))
+            });
+            match answer? {
+                Some(Answer::Filled { .. }) => return Ok(()),
+                Some(Answer::Retry) | None => {}
                 other => panic!("{gva}: {other:?}"),
             }
         }
@@ -281,5 +305,30 @@ fn tables_that_seem_to_be_used_no_more_are_recycled() {
             let most = if entries == 511 { 15_300 } else { 5_250 };
             world.check_within(most, &format!("recycled, {entries} entries of each {of}. table changed, {upkeep:?}"));
         }
+    }
+}
+
+/// LEAST: where the host has no frames, an engine with few pages does not take them from itself.
+#[test]
+fn an_engine_that_lacks_its_least_asks_for_frames() {
+    const LEAST: u32 = Config::ONE_INSTRUCTION;
+    for upkeep in ALL {
+        let mut world = World::untouched(upkeep, 64, DATA, READ_WRITE);
+        world.shadow.keep_least(LEAST);
+        let mut hoard: Vec<_> = std::iter::from_fn(|| world.frames.alloc(Owner::Host, Use::Other, 0).ok()).collect();
+        let mut refusals = 0;
+        for table in 0..TABLES {
+            while let Err(why) = world.try_access(gva(table, 0)) {
+                assert!(matches!(why, ResolveError::OutOfFrames(AllocError::OutOfMemory)), "{upkeep:?}: {why:?}");
+                assert_eq!(world.shadow.counters().recycled, 0, "{upkeep:?}: it asks before it takes back any");
+                refusals += 1;
+                world.frames.free(hoard.pop().expect("it asks for its least only"));
+            }
+        }
+        // Three frames or four for each page that it lacked, one after the other.
+        assert!((LEAST..=4 * LEAST).contains(&refusals), "{upkeep:?}: {refusals} refusals");
+        assert!(world.shadow.counters().recycled > 0, "{upkeep:?}: with its least it gets on");
+        hoard.into_iter().for_each(|run| world.frames.free(run));
+        world.shadow.destroy().for_each(|run| world.frames.free(run));
     }
 }

@@ -7,6 +7,7 @@
 //! - [`Machine`]: sparse RAM that objects to stray accesses.
 //! - [`translate()`]: what a hart does with an address, traps and A/D write-backs included.
 //! - [`interpret()`]: the meaning of a table as a finite map.
+//! - [`pmp::Pmp`]: physical memory protection, of few entries or coarse ones.
 //! - [`FenceModel`]: which translations each hart may still use, and what must not happen meanwhile;
 //!   [`IdModel`]: likewise for VMIDs and ASIDs.
 #![forbid(unsafe_code)]
@@ -15,6 +16,7 @@ pub mod fences;
 pub mod ids;
 pub mod interpret;
 pub mod machine;
+pub mod pmp;
 pub mod translate;
 
 pub use fences::{FenceModel, Hart, Violation};

@@ -171,3 +171,5 @@ pub mod atp {
 
 /// `hcounteren` and its like: cycle, time and instret.
 pub const COUNTEREN_BASE: u64 = 0b111;
+/// Their bit of `time`.
+pub const COUNTEREN_TM: u64 = 0b010;

@@ -199,22 +199,86 @@ const fn tells_begin(tinst: u32, at: u64) -> bool {
 fn place(insn: u32) -> (u8, i64) {
     const LOAD: u32 = 0x03;
     const STORE: u32 = 0x23;
+    const LOAD_FP: u32 = 0x07;
+    const STORE_FP: u32 = 0x27;
+    let opcode = insn & 0x7f;
     // Bits of the instruction from `low` on, moved to `to`.
     let bits = |low, count, to: u32| i64::from(field(insn, low, count)) << to;
     let compressed_base = field(insn, 7, 3) + 8;
     match (insn & 3, field(insn, 13, 3)) {
-        (3, _) if insn & 0x7f == LOAD => (field(insn, 15, 5), i64::from(insn as i32 >> 20)),
-        (3, _) if insn & 0x7f == STORE => (field(insn, 15, 5), i64::from(insn as i32 >> 25) << 5 | bits(7, 5, 0)),
+        (3, _) if opcode == LOAD || opcode == LOAD_FP => (field(insn, 15, 5), i64::from(insn as i32 >> 20)),
+        (3, _) if opcode == STORE || opcode == STORE_FP => {
+            (field(insn, 15, 5), i64::from(insn as i32 >> 25) << 5 | bits(7, 5, 0))
+        }
         (3, _) => (field(insn, 15, 5), 0),
         (0, 2 | 6) => (compressed_base, bits(10, 3, 3) | bits(6, 1, 2) | bits(5, 1, 6)), // c.lw, c.sw
-        (0, 3 | 7) => (compressed_base, bits(10, 3, 3) | bits(5, 2, 6)),                 // c.ld, c.sd
+        (0, 1 | 3 | 5 | 7) => (compressed_base, bits(10, 3, 3) | bits(5, 2, 6)),         // c.fld, c.ld, c.fsd, c.sd
         // Zcb.
         (0, _) if field(insn, 10, 1) == 0 => (compressed_base, bits(6, 1, 0) | bits(5, 1, 1)), // c.lbu, c.sb
         (0, _) => (compressed_base, bits(5, 1, 1)),                                            // c.lh, c.lhu, c.sh
         (_, 2) => (2, bits(12, 1, 5) | bits(4, 3, 2) | bits(2, 2, 6)),                         // c.lwsp
-        (_, 3) => (2, bits(12, 1, 5) | bits(5, 2, 3) | bits(2, 3, 6)),                         // c.ldsp
+        (_, 1 | 3) => (2, bits(12, 1, 5) | bits(5, 2, 3) | bits(2, 3, 6)),                     // c.fldsp, c.ldsp
         (_, 6) => (2, bits(9, 4, 2) | bits(7, 2, 6)),                                          // c.swsp
-        (..) => (2, bits(10, 3, 3) | bits(7, 3, 6)),                                           // c.sdsp
+        (..) => (2, bits(10, 3, 3) | bits(7, 3, 6)),                                           // c.fsdsp, c.sdsp
+    }
+}
+
+/// A load or store of an integer or a floating-point register, and the address at which it begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlainAccess {
+    /// The operation, on the register file that `is_float` says.
+    pub op: MemOp,
+    /// Set if the register is a floating-point one. A narrower value than the register's is NaN-boxed by a load.
+    pub is_float: bool,
+    /// The address of the first byte.
+    pub at: u64,
+    /// The instruction's length in bytes, 2 or 4.
+    pub length: u8,
+}
+
+impl PlainAccess {
+    /// Decodes an instruction as it stands in memory (the low 16 bits suffice for a compressed one), which is executed with the integer
+    /// registers `x`. `None` for anything else: AMOs, LR, SC, vector accesses, those of quadruple precision.
+    #[must_use]
+    pub fn decode(insn: u32, x: &[u64; 32]) -> Option<Self> {
+        let at = begins(insn, x);
+        match MemInsn::of(insn) {
+            Some(MemInsn { op, length }) => Some(Self { op, is_float: false, at, length }),
+            None => {
+                let (op, length) = float(insn)?;
+                Some(Self { op, is_float: true, at, length })
+            }
+        }
+    }
+
+    /// Returns the value that a load leaves in its register, if `value` has been read.
+    #[must_use]
+    pub fn extend(&self, value: u64) -> u64 {
+        if self.is_float && self.op.width() < 8 {
+            value | u64::MAX << (8 * self.op.width())
+        } else {
+            self.op.extend(value)
+        }
+    }
+}
+
+/// Decodes a load or store of a floating-point register of up to 64 bits; returns its length, too.
+fn float(insn: u32) -> Option<(MemOp, u8)> {
+    const LOAD_FP: u32 = 0x07;
+    const STORE_FP: u32 = 0x27;
+    let funct3 = field(insn, 12, 3);
+    let width = 1 << (funct3 & 3);
+    let load = |rd, width| MemOp::Load { rd, width, signed: false };
+    match (insn & 3, field(insn, 13, 3)) {
+        // Half, single and double precision.
+        (3, _) if !(1..=3).contains(&funct3) => None,
+        (3, _) if insn & 0x7f == LOAD_FP => Some((load(field(insn, 7, 5), width), 4)),
+        (3, _) if insn & 0x7f == STORE_FP => Some((MemOp::Store { rs: field(insn, 20, 5), width }, 4)),
+        (0, 1) => Some((load(field(insn, 2, 3) + 8, 8), 2)), // c.fld
+        (0, 5) => Some((MemOp::Store { rs: field(insn, 2, 3) + 8, width: 8 }, 2)), // c.fsd
+        (2, 1) => Some((load(field(insn, 7, 5), 8), 2)),     // c.fldsp
+        (2, 5) => Some((MemOp::Store { rs: field(insn, 2, 5), width: 8 }, 2)), // c.fsdsp
+        _ => None,
     }
 }
 
@@ -397,6 +461,39 @@ mod tests {
         ] {
             assert_eq!(WordStore::decode(raw, &x, at).map(|insn| insn.rs), Some(11), "{raw:#x}");
             assert_eq!(WordStore::decode(raw, &x, at + 4), None, "{raw:#x}: its second half");
+        }
+    }
+
+    // Encodings from `llvm-mc -triple=riscv64 -mattr=+c,+d,+zfh,+v,+a -show-encoding`; `flq` by hand.
+    #[test]
+    fn accesses_of_both_register_files_begin_where_they_say() {
+        let mut x = [0; 32];
+        (x[2], x[10]) = (0x2000, 0x1000);
+        let load = |width| MemOp::Load { rd: 11, width, signed: false };
+        let store = |width| MemOp::Store { rs: 11, width };
+        for (raw, op, at, length) in [
+            (0x7ff5_1587, load(2), 0x17ff, 4),  // flh fa1, 2047(a0)
+            (0x8005_2587, load(4), 0x0800, 4),  // flw fa1, -2048(a0)
+            (0x0095_3587, load(8), 0x1009, 4),  // fld fa1, 9(a0)
+            (0xfeb5_1fa7, store(2), 0x0fff, 4), // fsh fa1, -1(a0)
+            (0x00b5_21a7, store(4), 0x1003, 4), // fsw fa1, 3(a0)
+            (0x7eb5_3fa7, store(8), 0x17ff, 4), // fsd fa1, 2047(a0)
+            (0x3d6c, load(8), 0x10f8, 2),       // c.fld fa1, 248(a0)
+            (0xa12c, store(8), 0x1040, 2),      // c.fsd fa1, 64(a0)
+            (0x35fe, load(8), 0x21f8, 2),       // c.fldsp fa1, 504(sp)
+            (0xbfae, store(8), 0x21f8, 2),      // c.fsdsp fa1, 504(sp)
+        ] {
+            assert_eq!(PlainAccess::decode(raw, &x), Some(PlainAccess { op, is_float: true, at, length }), "{raw:#x}");
+        }
+        let lw = PlainAccess::decode(0x0015_2583, &x).unwrap(); // lw a1, 1(a0)
+        assert_eq!((lw.at, lw.is_float, lw.extend(0x8000_0001)), (0x1001, false, 0xffff_ffff_8000_0001));
+        let flw = PlainAccess::decode(0x8005_2587, &x).unwrap();
+        assert_eq!(flw.extend(0x8000_0001), 0xffff_ffff_8000_0001);
+        assert_eq!(PlainAccess::decode(0x7ff5_1587, &x).unwrap().extend(0x7c01), 0xffff_ffff_ffff_7c01);
+        assert_eq!(PlainAccess::decode(0x0095_3587, &x).unwrap().extend(7), 7);
+        // vle32.v, vse32.v, amoswap.w, lr.w, flq, nop.
+        for other in [0x0205_6087, 0x0205_60a7, 0x08b5_25af, 0x1005_25af, 0x0005_4587, 0x13] {
+            assert_eq!(PlainAccess::decode(other, &x), None, "{other:#x}");
         }
     }
 

@@ -20,6 +20,8 @@ pub mod number {
     pub const SSCRATCH: u16 = 0x140;
     /// `mscratch`.
     pub const MSCRATCH: u16 = 0x340;
+    /// `time`.
+    pub const TIME: u16 = 0xc01;
 }
 
 /// An instruction of the opcode SYSTEM.

@@ -245,6 +245,7 @@ mod tests {
             isa: Isa::from_isa_string("rv64imafdc_sstc"),
             mmu_type: "riscv,sv57".into(),
             timer: GuestTimer::Sstc,
+            emulates_misaligned: false,
             vlenb: 0,
             timebase: 10_000_000,
             clock: Some(crate::machine::clock::Clock::new(10_000_000, 0, 0)),

@@ -97,6 +97,8 @@ pub struct Offer {
     pub mmu_type: String,
     /// Guests' timers.
     pub timer: GuestTimer,
+    /// Set if misaligned accesses of guests that harts trap come to Gnomon: in the firmware seat, on harts without Zicclsm.
+    pub emulates_misaligned: bool,
     /// Bytes in a vector register, 0 without V.
     pub vlenb: usize,
     /// Ticks of `time` in a second.

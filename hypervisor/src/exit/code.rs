@@ -17,6 +17,15 @@ pub(super) fn refetch<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Out
     Outcome::Resume
 }
 
+/// Returns the instruction that trapped: the trap value or, where that is 0, as the specification allows (QEMU's is for
+/// WRS.NTO), the one in memory. `None` as for [`fetch`].
+pub(super) fn trapped<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u64> {
+    match run.context.exit.tval {
+        0 => fetch(run, env).map(u64::from),
+        insn => Some(insn),
+    }
+}
+
 /// Reads the vCPU's present instruction. `None` if it cannot be fetched: the guest changed its tables
 /// since the trap.
 pub(super) fn fetch<E: Env>(run: &VcpuRun, env: &mut E) -> Option<u32> {

@@ -8,8 +8,10 @@ mod brief;
 mod code;
 mod inject;
 mod memory;
+mod misaligned;
 mod mmio;
 pub mod sbi;
+mod time;
 pub mod watch;
 
 pub use crate::vm::outcome::{Brief, Faulted, Kind, Known, Outcome};
@@ -72,13 +74,18 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         }
         // The guest's own too, while a debugger is attached.
         Cause::Exception(Exception::Breakpoint) if debug::stops(g, run, env) => Outcome::Resume,
+        Cause::Exception(Exception::IllegalInstruction) => {
+            counters.exits_illegal.bump();
+            illegal_instruction(g, run, env)
+        }
+        Cause::Exception(e @ (Exception::LoadMisaligned | Exception::StoreMisaligned)) => {
+            counters.exits_other.bump();
+            misaligned::access(g, run, e, env)
+        }
         // The guest's own as well, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
         Cause::Exception(
             e @ (Exception::FetchMisaligned
-            | Exception::IllegalInstruction
             | Exception::Breakpoint
-            | Exception::LoadMisaligned
-            | Exception::StoreMisaligned
             | Exception::EcallFromU
             | Exception::SoftwareCheck
             | Exception::HardwareError),
@@ -101,15 +108,7 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
 /// any that is illegal.
 fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
-    // The spec lets `tval` be zero (QEMU's is, for WRS.NTO).
-    let insn = match exit.tval {
-        0 => match code::fetch(run, env) {
-            Some(insn) => insn.into(),
-            // Its page, or a table on the way there, has gone meanwhile.
-            None => return code::refetch(g, run, env),
-        },
-        insn => insn,
-    };
+    let Some(insn) = code::trapped(run, env) else { return code::refetch(g, run, env) };
     let from = env.privilege();
     match (insn, from) {
         (WFI, Mode::Supervisor) => {
@@ -128,8 +127,24 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     if let Some(outcome) = run.vm.translation.instruction(g, run, (insn, from), env) {
         return outcome;
     }
+    if let Some(outcome) = time::read(run, insn, from, env) {
+        return outcome;
+    }
     // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that
     // was illegal to begin with is so with the hart's own `tval`.
     let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };
     inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)
+}
+
+/// Handles an illegal instruction of a guest in VS mode. It is the guest's own, except a read of `time` on a hart without
+/// that CSR.
+#[cold]
+#[inline(never)]
+fn illegal_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let Some(insn) = code::trapped(run, env) else { return code::refetch(g, run, env) };
+    let from = env.privilege();
+    if let Some(outcome) = time::read(run, insn, from, env) {
+        return outcome;
+    }
+    inject(run, &Trap::new(Exception::IllegalInstruction, run.context.exit.tval), env)
 }

@@ -4,7 +4,7 @@
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
 use mmu::shadow::Root;
-use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
 pub trait Env {
@@ -29,8 +29,25 @@ pub trait Env {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs);
     /// Returns the guest's `senvcfg`; 0 if the hart has none.
     fn user_environment(&self) -> u64;
+    /// Returns the counters that the guest's kernel lets user mode read: `scounteren`, and bits that it cannot set.
+    fn user_counters(&self) -> u64;
     /// Returns the `vsatp` (in S mode the `satp`) that the hart runs the loaded vCPU with.
     fn vsatp(&self) -> u64;
+    /// Loads a byte as the guest that trapped would, at its address. Only where [`crate::device::offer::Offer::emulates_misaligned`]
+    /// is set.
+    ///
+    /// # Errors
+    /// The fault, as if the guest had made it. Its `tinst` tells of implicit accesses only.
+    fn load_byte(&mut self, at: u64) -> Result<u8, Exit>;
+    /// Stores a byte likewise.
+    ///
+    /// # Errors
+    /// The fault, likewise.
+    fn store_byte(&mut self, at: u64, byte: u8) -> Result<(), Exit>;
+    /// Returns a floating-point register of the loaded vCPU. Only with D.
+    fn float_register(&mut self, number: u8) -> u64;
+    /// Writes a floating-point register of the loaded vCPU, whose floating-point state is dirty then. Only with D.
+    fn set_float_register(&mut self, number: u8, value: u64);
     /// Returns whether an interrupt is pending for the loaded vCPU that its `sie` enables, whatever SIE is: WFI ends
     /// then.
     fn interrupt_pending(&self) -> bool;

@@ -35,10 +35,11 @@ pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<L
     }
     translation.check(config, &g.offer)?;
     regions(g, config)?;
-    let limit = frame_limit(config, translation.table_frames(config)?);
+    let (most, limit) = frame_limits(config, translation.table_frames(config)?);
     let frames = &g.harts[env.hart()].frames;
     admit(g, vm, frames)?;
     frames.set_limit(vm.owner(), limit);
+    frames.set_guest_limit(vm.owner(), most);
     Ok(translation.lists(config))
 }
 
@@ -142,12 +143,13 @@ pub(crate) fn wire<E: Env>(
     Ok(Some(page))
 }
 
-/// Returns the number of frames that a VM may own: its RAM, the tables for it, some to spare for tables of sparse
-/// regions, and its shadow tables. Documented in `docs/memory.md`.
-fn frame_limit(config: &VmConfig, table_frames: u64) -> u64 {
+/// Returns the number of frames that a VM may own for its RAM, and that for everything: its RAM, the tables for it, some to spare
+/// for tables of sparse regions, and its shadow tables. With `limit`, RAM would otherwise take the frames of the tables, down to the
+/// few with which two faults of one instruction take each other's shadow pages for ever. Documented in `docs/memory.md`.
+fn frame_limits(config: &VmConfig, table_frames: u64) -> (u64, u64) {
     let ram = config.memory_bytes / PAGE_BYTES;
     let most = config.limit_bytes.map_or(ram, |bytes| ram.min(bytes / PAGE_BYTES));
-    most + ram / 256 + 64 + table_frames
+    (most, most + ram / 256 + 64 + table_frames)
 }
 
 /// Checks that the host can keep its promises to all present VMs. If they may want more memory than it has, pages will
@@ -168,7 +170,7 @@ fn admit(g: &Gnomon, vm: &Vm, frames: &Frames) -> Result<(), String> {
         return Err(format!("{all} frames are reserved or wired for all VMs together, of {total} that the host has"));
     }
     // What they want for tables besides is seen when it is short.
-    if config.limit_bytes.is_some() || sum(|vm| frame_limit(&vm.config, 0)) > total {
+    if config.limit_bytes.is_some() || sum(|vm| frame_limits(&vm.config, 0).1) > total {
         g.pager.turn_on(frames);
     }
     Ok(())

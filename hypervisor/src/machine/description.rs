@@ -347,6 +347,19 @@ impl Machine {
         common
     }
 
+    /// Leaves the parts of RAM out that lie in no whole multiple of `grain` bytes at its two ends: guests could not be given access to
+    /// them by PMP of that granularity.
+    pub fn round_ram(&mut self, grain: u64) {
+        let lowest = self.ram.iter().map(|span| span.start).min().unwrap_or(0);
+        let lowest = lowest.checked_next_multiple_of(grain).unwrap_or(u64::MAX);
+        let highest = self.ram.iter().map(Span::end).max().unwrap_or(0) / grain * grain;
+        for span in &mut self.ram {
+            let (start, end) = (span.start.max(lowest), span.end().min(highest));
+            *span = Span { start, bytes: end.saturating_sub(start) };
+        }
+        self.ram.retain(|span| span.bytes > 0);
+    }
+
     /// Returns RAM less the reserved spans and less `taken`, in whole pages, ascending.
     #[must_use]
     pub fn free_ram(&self, taken: &[Span]) -> Vec<Span> {
@@ -472,6 +485,21 @@ mod tests {
                 Span { start: 0x8020_1000, bytes: 0x1000_0000 - 0x20_1000 }
             ]
         );
+    }
+
+    #[test]
+    fn ram_is_rounded_to_what_pmp_can_open() {
+        let mut machine = Machine::parse(&tree().to_dtb()).unwrap();
+        let span = |start, end| Span { start, bytes: end - start };
+        machine.ram =
+            vec![span(0x8000_1000, 0x8001_0000), span(0x8001_0000, 0x8010_3000), span(0x8010_3000, 0x8010_4000)];
+        let all = machine.ram.clone();
+        machine.round_ram(4);
+        assert_eq!(machine.ram, all);
+        machine.round_ram(0x1_0000);
+        assert_eq!(machine.ram, [span(0x8001_0000, 0x8010_0000)]);
+        machine.round_ram(1 << 62);
+        assert_eq!(machine.ram, []);
     }
 
     #[test]

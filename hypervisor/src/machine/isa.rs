@@ -81,7 +81,8 @@ impl Isa {
 
     /// Returns the ISA that a guest is told: the extensions that pass through, and of those that a control bit can
     /// withhold (`sstc`, `zicbom`, `zicboz`), the ones that `granted` names. Floating point comes with D and vectors
-    /// with V or not at all: those are the registers that are saved.
+    /// with V or not at all: those are the registers that are saved. Zicbom and Zicboz come with the sizes of their blocks
+    /// or not at all: a kernel cannot use them without.
     #[must_use]
     pub fn for_guest(&self, granted: &[&str]) -> Isa {
         const GATED: &[&str] = &["sstc", "zicbom", "zicboz"];
@@ -89,11 +90,16 @@ impl Isa {
             let needs_d = name == "f" || name.starts_with("zf") || name == "zcd" || name == "zcf";
             (self.has("d") || !needs_d) && (self.has("v") || !name.starts_with("zv"))
         };
+        let has_block = |name: &str| match name {
+            "zicbom" => self.cbom_block.is_power_of_two(),
+            "zicboz" => self.cboz_block.is_power_of_two(),
+            _ => true,
+        };
         let names = self.names.iter().filter(|n| {
             let name = n.as_str();
             let is_known =
                 if GATED.contains(&name) { granted.contains(&name) } else { PASSED_ON.split(' ').any(|p| p == name) };
-            is_known && is_saved(name)
+            is_known && is_saved(name) && has_block(name)
         });
         Isa { names: names.cloned().collect(), ..self.clone() }
     }
@@ -188,8 +194,25 @@ mod tests {
     }
 
     #[test]
+    fn cache_blocks_are_offered_with_their_sizes_only() {
+        let offered = |cbom_block, cboz_block| {
+            let host = Isa { cbom_block, cboz_block, ..Isa::from_isa_string("rv64i_zicbom_zicbop_zicboz") };
+            host.for_guest(&["zicbom", "zicboz"]).isa_string()
+        };
+        assert_eq!(offered(64, 32), "rv64i_zicbom_zicbop_zicboz");
+        assert_eq!(offered(0, 64), "rv64i_zicbop_zicboz");
+        assert_eq!(offered(64, 0), "rv64i_zicbom_zicbop");
+        assert_eq!(offered(48, 0), "rv64i_zicbop", "no block has 48 bytes");
+        // Harts that differ have no common size.
+        let mut common = Isa { cboz_block: 64, ..Isa::from_isa_string("rv64i_zicboz") };
+        common.intersect(&Isa { cboz_block: 32, ..common.clone() });
+        assert_eq!(common.for_guest(&["zicboz"]).isa_string(), "rv64i");
+    }
+
+    #[test]
     fn a_guest_is_told_only_what_holds() {
-        let host = Isa::from_isa_string("rv64imafdch_sstc_svadu_svpbmt_ssaia_zicboz_zbb_zkr_zve64x_xmystery");
+        let mut host = Isa::from_isa_string("rv64imafdch_sstc_svadu_svpbmt_ssaia_zicboz_zbb_zkr_zve64x_xmystery");
+        host.cboz_block = 64;
         let guest = host.for_guest(&["sstc", "zicboz"]);
         assert_eq!(guest.isa_string(), "rv64imafdc_zbb_zicboz_sstc");
         let small = Isa::from_isa_string("rv64imafc_zfh_zbb").for_guest(&[]);

@@ -5,4 +5,5 @@ pub mod clock;
 pub mod description;
 pub mod host_map;
 pub mod isa;
+pub mod pmp;
 pub mod tunables;

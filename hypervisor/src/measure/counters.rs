@@ -64,7 +64,7 @@ counters! {
         exits_store = "exits.store_guest_page",
         /// Virtual-instruction exceptions: WFI, and what only a hypervisor may do.
         exits_virtual = "exits.virtual_instruction",
-        /// Illegal instructions of guests in S mode, WFI among them where it traps.
+        /// Illegal instructions that came to Gnomon. Of guests in S mode all do, WFI among them where it traps.
         exits_illegal = "exits.illegal_instruction",
         /// Page faults of guests on shadow tables.
         exits_page_fault = "exits.page_fault",
@@ -156,6 +156,10 @@ counters! {
         migrations = "vcpu.migrations",
         /// WFIs that came to Gnomon.
         wfis = "vcpu.wfis",
+        /// Reads of `time` that Gnomon emulated.
+        time_reads = "vcpu.time_reads",
+        /// Misaligned accesses that Gnomon emulated.
+        misaligned = "vcpu.misaligned",
         /// WRS.NTOs that came to Gnomon.
         wrs_ntos = "vcpu.wrs_ntos",
         /// WFIs that gave the hart away.

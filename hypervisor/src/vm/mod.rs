@@ -302,6 +302,12 @@ impl Vm {
         found.map(|(target, offset, bytes)| (target, offset, bytes - offset))
     }
 
+    /// Returns the guest's time when the host's is `now`.
+    #[must_use]
+    pub fn guest_time(&self, now: u64) -> u64 {
+        now.wrapping_sub(self.time_zero.load(Ordering::Relaxed))
+    }
+
     /// Returns the host's time when the guest's is `time`, or now if that has passed; `u64::MAX` is never.
     #[must_use]
     pub fn host_time(&self, time: u64, now: u64) -> u64 {
@@ -309,8 +315,7 @@ impl Vm {
             return time;
         }
         // Of a VM that was restored, guest time may be ahead of the host's.
-        let guest_now = now.wrapping_sub(self.time_zero.load(Ordering::Relaxed));
-        now.saturating_add(time.saturating_sub(guest_now))
+        now.saturating_add(time.saturating_sub(self.guest_time(now)))
     }
 
     /// Marks the last exit of a vCPU as one that is to be made again when a device, or the console, can go on.

@@ -4,6 +4,7 @@
 pub mod disk;
 pub mod driver;
 pub mod entropy;
+mod memory;
 pub mod share;
 
 use abi::bundle::{Config, ConsoleMode, GUEST_ENTRY, MmuMode, Segment, VmConfig};
@@ -30,8 +31,9 @@ use hypervisor::vm::chores::Chores;
 use hypervisor::vm::outcome::{Brief, Kind, Outcome};
 use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
 use hypervisor::vm::vms::Vms;
-use hypervisor::vm::{Departure, Unreachable, Vm};
+use hypervisor::vm::{Departure, Vm};
 use lane::Context;
+pub use memory::{read, write};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::Ready;
 use mmu::ids::{IdSlot, Ids};
@@ -40,7 +42,7 @@ use rv::csr::atp;
 use rv::{Addr, Asid, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 use share::FakeShare;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// First frame of the fake RAM.
@@ -113,6 +115,12 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    /// The bytes, or the faults, at the guest's addresses where it may access memory byte by byte. Elsewhere are page faults.
+    pub bytes: BTreeMap<u64, Result<u8, Exit>>,
+    /// The floating-point registers.
+    pub float: [u64; 32],
+    /// The guest's `scounteren`.
+    pub user_counters: u64,
     /// The ASIDs of shadow roots: there are three.
     pub asids: Ids,
     /// Ticks that pass while tables are loaded.
@@ -159,6 +167,26 @@ impl Env for Hart {
     }
     fn user_environment(&self) -> u64 {
         0
+    }
+    fn load_byte(&mut self, at: u64) -> Result<u8, Exit> {
+        self.bytes.get(&at).copied().unwrap_or(Err(Exit { cause: 13, tval: at, ..Exit::default() }))
+    }
+    fn store_byte(&mut self, at: u64, byte: u8) -> Result<(), Exit> {
+        match self.bytes.get_mut(&at) {
+            Some(Ok(there)) => *there = byte,
+            Some(Err(fault)) => return Err(*fault),
+            None => return Err(Exit { cause: 15, tval: at, ..Exit::default() }),
+        }
+        Ok(())
+    }
+    fn float_register(&mut self, number: u8) -> u64 {
+        self.float[usize::from(number)]
+    }
+    fn set_float_register(&mut self, number: u8, value: u64) {
+        self.float[usize::from(number)] = value;
+    }
+    fn user_counters(&self) -> u64 {
+        self.user_counters
     }
     fn vsatp(&self) -> u64 {
         self.vsatp
@@ -361,6 +389,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         isa: Isa::from_isa_string("rv64imafdc_sstc"),
         mmu_type: "riscv,sv39".into(),
         timer,
+        emulates_misaligned: false,
         vlenb: 0,
         timebase: 10_000_000,
         clock: None,
@@ -396,6 +425,9 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mode: Mode::Supervisor,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
+        bytes: BTreeMap::new(),
+        float: [0; 32],
+        user_counters: 0,
         asids: Ids::new(1, 2),
         load_ticks: 0,
         others_from: 0,
@@ -555,25 +587,5 @@ impl World {
 
     pub fn frames_used(&self) -> u64 {
         self.g.frames().usage(Owner::Vm(0)).total()
-    }
-}
-
-/// Writes to a VM's memory, in as many portions as it takes.
-pub fn write(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, from: &[u8], hart: &mut Hart) -> Result<(), Unreachable> {
-    whole(|ready| vm.write(g, gpa, from, ready, hart))
-}
-
-/// Reads a VM's memory, likewise.
-pub fn read(g: &Gnomon, vm: &Vm, gpa: Addr<Gpa>, into: &mut [u8], hart: &mut Hart) -> Result<(), Unreachable> {
-    whole(|ready| vm.read(g, gpa, into, ready, hart))
-}
-
-fn whole(mut portion: impl FnMut(&mut Ready) -> Result<(), Unreachable>) -> Result<(), Unreachable> {
-    let mut ready = Ready::Nothing;
-    loop {
-        match portion(&mut ready) {
-            Err(Unreachable::Later) => {}
-            done => break done,
-        }
     }
 }

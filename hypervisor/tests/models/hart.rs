@@ -460,6 +460,21 @@ impl Env for Hart {
     fn user_environment(&self) -> u64 {
         0
     }
+    fn load_byte(&mut self, _: u64) -> Result<u8, rv::Exit> {
+        unreachable!("no access is misaligned")
+    }
+    fn store_byte(&mut self, _: u64, _: u8) -> Result<(), rv::Exit> {
+        unreachable!("no access is misaligned")
+    }
+    fn float_register(&mut self, _: u8) -> u64 {
+        unreachable!("no access is misaligned")
+    }
+    fn set_float_register(&mut self, _: u8, _: u64) {
+        unreachable!("no access is misaligned")
+    }
+    fn user_counters(&self) -> u64 {
+        0
+    }
     fn vsatp(&self) -> u64 {
         0
     }

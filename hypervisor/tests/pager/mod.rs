@@ -186,7 +186,7 @@ fn wired_memory_stays() {
 /// [`Rig::check`] looks at limits at each turn.
 #[test]
 fn a_vm_has_no_more_than_its_limit() {
-    for mmu in [MmuMode::TwoStage, MmuMode::Lazy, MmuMode::Shadow] {
+    for mmu in [MmuMode::TwoStage, MmuMode::Lazy, MmuMode::Shadow, MmuMode::Steered] {
         let mut limited = vm("limited", mmu);
         limited.limit_bytes = Some(400 * PAGE_BYTES);
         let mut rig = Rig::new(3000, Some(2 * PAGES), vec![limited, vm("other", MmuMode::TwoStage)]);
@@ -308,7 +308,7 @@ fn who_is_at_its_limit_makes_nobody_else_end() {
     let mut rig = Rig::new(SHORT, None, vec![limited, vm("one", MmuMode::TwoStage), vm("two", MmuMode::TwoStage)]);
     rig.exits_per_turn = 1000;
     assert_eq!(rig.load(1, 0..USED), Done::Yes);
-    let has_all = |rig: &Rig| rig.usage(0).total() == rig.g.frames().limit(mmu::frames::Owner::Vm(0));
+    let has_all = |rig: &Rig| rig.usage(0).guest == 200;
     (0..USED).take_while(|page| !has_all(&rig) && rig.fill(0, [*page]) == Done::Yes).for_each(drop);
     // The limited one waits, and the other is short of memory before that one has found that there is none for it.
     rig.guests[0].wants = Some(Touch { page: USED - 1, store: Some(1) });

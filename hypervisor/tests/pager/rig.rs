@@ -245,6 +245,9 @@ impl Rig {
             let owner = Owner::Vm(guest.vm.slot() as u16);
             // Tables that split 2 MiB come on top for a while: two, in RAM of this size.
             let (total, most) = (self.usage(n).total(), frames.limit(owner) + PAGES / 512);
+            // What its RAM may have is its own limit: it leaves shadow tables theirs.
+            let (resident, limit) = (self.usage(n).guest, guest.vm.config.limit_bytes.unwrap_or(0) / PAGE_BYTES);
+            assert!(resident <= limit, "VM {n} has {resident} frames of RAM, and may have {limit}");
             assert!(total <= most, "{} has {total} frames, and may have {most}", guest.vm.config.name);
         }
         if let Some(disk) = &self.disk {

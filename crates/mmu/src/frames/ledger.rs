@@ -18,6 +18,8 @@ struct Account {
     usage: [AtomicU64; 4],
     total: AtomicU64,
     limit: AtomicU64,
+    /// The limit of [`Use::Guest`] alone.
+    guest_limit: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -29,8 +31,12 @@ pub(super) struct Ledger {
 
 impl Default for Ledger {
     fn default() -> Self {
-        let unused =
-            |_| Account { usage: Default::default(), total: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) };
+        let unused = |_| Account {
+            usage: Default::default(),
+            total: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            guest_limit: AtomicU64::new(u64::MAX),
+        };
         Self { total: 0, accounts: core::array::from_fn(unused) }
     }
 }
@@ -53,17 +59,30 @@ impl Ledger {
         self.account(owner).limit.load(Relaxed)
     }
 
+    pub fn set_guest_limit(&self, owner: Owner, frames: u64) {
+        self.account(owner).guest_limit.store(frames, Relaxed);
+    }
+
+    /// Returns whether an owner may take so many frames for each use.
+    pub fn has_room(&self, owner: Owner, frames: u64) -> bool {
+        let account = self.account(owner);
+        let fits =
+            |used: &AtomicU64, limit: &AtomicU64| used.load(Relaxed).saturating_add(frames) <= limit.load(Relaxed);
+        fits(&account.total, &account.limit) && fits(&account.usage[Use::Guest as usize], &account.guest_limit)
+    }
+
     /// Charges frames that are about to be taken.
     pub fn charge(&self, owner: Owner, for_: Use, pages: u64) -> Result<(), AllocError> {
         let account = self.account(owner);
-        let limit = account.limit.load(Relaxed);
         // Not added first and reverted: meanwhile another allocation would be refused for it.
-        let within = |total: u64| total.checked_add(pages).filter(|total| *total <= limit);
-        if account.total.fetch_update(Relaxed, Relaxed, within).is_err() {
-            return Err(AllocError::OverLimit { owner, limit });
-        }
-        account.usage[for_ as usize].fetch_add(pages, Relaxed);
-        Ok(())
+        let add = |sum: &AtomicU64, limit: u64| {
+            let within = |sum: u64| sum.checked_add(pages).filter(|sum| *sum <= limit);
+            let added = sum.fetch_update(Relaxed, Relaxed, within);
+            added.map(|_| ()).map_err(|_| AllocError::OverLimit { owner, limit })
+        };
+        let usage = &account.usage[for_ as usize];
+        add(usage, if for_ == Use::Guest { account.guest_limit.load(Relaxed) } else { u64::MAX })?;
+        add(&account.total, account.limit.load(Relaxed)).inspect_err(|_| _ = usage.fetch_sub(pages, Relaxed))
     }
 
     /// Like [`Ledger::charge`], without regard to the limit.

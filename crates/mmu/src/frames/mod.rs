@@ -145,6 +145,18 @@ impl Frames {
         self.shared.ledger.set_limit(owner, frames);
     }
 
+    /// Lets `owner` have `frames` at most for guest memory, beside the limit for all uses. So guest memory cannot take the frames
+    /// that tables need. Otherwise like [`Frames::set_limit`].
+    pub fn set_guest_limit(&self, owner: Owner, frames: u64) {
+        self.shared.ledger.set_guest_limit(owner, frames);
+    }
+
+    /// Returns whether the limits of `owner` let it take so many frames, whatever for.
+    #[must_use]
+    pub fn has_room(&self, owner: Owner, frames: u64) -> bool {
+        self.shared.ledger.has_room(owner, frames)
+    }
+
     /// From now on 2 MiB are taken ahead only while so many frames stay free beside them: where memory is short they would only have
     /// to be broken again.
     pub fn keep(&self, frames: u64) {

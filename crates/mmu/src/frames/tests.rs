@@ -11,6 +11,30 @@ fn frames(first: u64, pages: u64) -> Frames {
 }
 
 #[test]
+fn guest_memory_leaves_the_frames_of_tables_alone() {
+    let mut frames = Frames::new();
+    frames.add(Pfn::new(0x1000), 64);
+    frames.set_limit(VM, 10);
+    frames.set_guest_limit(VM, 6);
+    let alloc = |for_, order| frames.alloc(VM, for_, order);
+    let mut taken =
+        alloc::vec![alloc(Use::Guest, 2).unwrap(), alloc(Use::Guest, 0).unwrap(), alloc(Use::Guest, 0).unwrap()];
+    assert_eq!(alloc(Use::Guest, 0), Err(AllocError::OverLimit { owner: VM, limit: 6 }));
+    assert!(!frames.has_room(VM, 1));
+    taken.extend([alloc(Use::Table, 1).unwrap(), alloc(Use::Table, 1).unwrap()]);
+    assert_eq!(alloc(Use::Table, 0), Err(AllocError::OverLimit { owner: VM, limit: 10 }));
+    // A refusal by either limit leaves both sums as they were.
+    frames.free(taken.remove(0));
+    assert_eq!((frames.usage(VM).guest, frames.usage(VM).total()), (2, 6));
+    assert!(frames.has_room(VM, 4) && !frames.has_room(VM, 5));
+    frames.set_limit(VM, 7);
+    assert_eq!(alloc(Use::Guest, 1), Err(AllocError::OverLimit { owner: VM, limit: 7 }));
+    assert_eq!((frames.usage(VM).guest, frames.usage(VM).total()), (2, 6));
+    taken.into_iter().for_each(|run| frames.free(run));
+    assert_eq!(frames.free_count(), 64);
+}
+
+#[test]
 fn a_run_is_aligned_charged_and_given_back() {
     let frames = frames(0x8_0001, 2000);
     let run = frames.alloc(VM, Use::Guest, 9).unwrap();

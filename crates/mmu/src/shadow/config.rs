@@ -36,6 +36,13 @@ impl Config {
     /// Most shadow pages that a configuration can name.
     pub const MOST_PAGES: u32 = MOST_PAGES as u32;
 
+    /// Shadow pages that the translations of one instruction can need at once: a root; a walk for each of the two pages that its fetch
+    /// and the two that its access may lie in, whose tables below the root may all differ; and those that [`Shadow::fault`] has ready for
+    /// the last of them.
+    ///
+    /// [`Shadow::fault`]: crate::shadow::Shadow::fault
+    pub const ONE_INSTRUCTION: u32 = 1 + 4 * (DEEPEST - 1) + DEEPEST + 1;
+
     const fn frames_each(upkeep: Upkeep) -> u64 {
         if Policy::of(upkeep).has_gate { FRAMES_EACH + 1 } else { FRAMES_EACH }
     }

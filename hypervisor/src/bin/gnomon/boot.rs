@@ -2,7 +2,7 @@
 
 use crate::disks::{GuestDisk, HostDevices};
 use crate::drivers::{self, PlicContext};
-use crate::guest::{Abilities, GuestHart};
+use crate::guest::{Abilities, GuestHart, emulates_misaligned};
 use crate::hart::{Hart, Interrupts, MOST_DEVICES, Reach, Start};
 use crate::protect::{self, image};
 use crate::seat::{self, Seat, SeatHart};
@@ -31,6 +31,7 @@ use hypervisor::machine::clock::Clock;
 use hypervisor::machine::description::{HostHart, Machine, Span};
 use hypervisor::machine::host_map::{Kind, map_onto_itself};
 use hypervisor::machine::isa::Isa;
+use hypervisor::machine::pmp::{self, Lack, Pmp};
 use hypervisor::machine::tunables::Tunables;
 use hypervisor::measure::probe::Asked;
 use hypervisor::pager::promoter::Promoter;
@@ -57,8 +58,8 @@ struct Joining {
     abilities: Abilities,
     /// The identity map, in the payload seat.
     map: Option<Pfn<Hpa>>,
-    /// The memory that is protected behind the image, in the firmware seat.
-    own: Span,
+    /// The end of what guests must not reach, in the firmware seat.
+    denied_end: u64,
 }
 
 static JOINING: Once<Joining> = Once::new();
@@ -76,7 +77,8 @@ pub extern "C" fn boot(hart_id: u64, tree: u64, next_stage: u64, in_payload_seat
     if let Some(uart) = &machine.uart {
         drivers::start_uart(uart);
     }
-    let started = start(hart_id, next_stage, &mut machine);
+    let clock = seat::find_clock(seat, &machine).map_err(|message| format!("hart {hart_id}: {message}"));
+    let started = clock.and_then(|()| start(hart_id, next_stage, &mut machine));
     match started {
         Ok(hart) => hart.run(),
         Err(message) => panic::fail(format_args!("{message}")),
@@ -106,6 +108,8 @@ unsafe fn read_tree(at: u64) -> Result<Machine, String> {
 /// Does everything between the device tree and the first vCPU.
 fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, String> {
     let seat = Seat::get();
+    let pmp = probe_pmp(seat)?;
+    machine.round_ram(pmp.grain);
     let bundle_span = find_bundle(machine, next_stage)?;
     // SAFETY: the boot loader put it there, and `reserved` keeps it from being allocated until it is parsed.
     let bundle = unsafe { boot_bytes(Addr::new(bundle_span.start), bundle_span.bytes as usize) };
@@ -113,7 +117,7 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     machine.reserved.push(passed);
     let (mode, left_out) = choose_harts(seat, machine, hart_id)?;
 
-    let spans = set_up_memory(machine)?;
+    let spans = set_up_memory(machine, pmp.grain)?;
     let (seat_hart, guest, abilities) = start_hart(machine, 0, seat, mode)?;
     let ram = ram(&machine.common_isa());
     let HostDevices { swap, guests: disks, shares, net, entropy, control } = HostDevices::find(machine);
@@ -123,7 +127,8 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     let (control, control_source) = control.unzip();
     // Images may go to the device, and their frames are memory like any other then.
     let passed = (passed, if swap.is_some() { Kind::ReadWrite } else { Kind::ReadOnly });
-    let map = protect_this_hart(seat, machine, (0, &spans), ram, Map::Build(&passed))?;
+    let (map, lacks) =
+        protect_this_hart(seat, machine, (0, spans.denied_end), ram, (pmp, Map::Build(&passed, &spans.tables)))?;
     guest.forget_everything();
     let denial = denial(machine, seat, abilities.g_format, spans.g_root, ram);
     let config = Config::parse(bundle).map_err(|e| format!("{e}"))?;
@@ -140,6 +145,16 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
     }
     let console = Console::new(&drivers::HostUart, config.console, config.vms.len() > 1);
     left_out.iter().for_each(|message| console.say(message));
+    if !lacks.is_empty() {
+        let lacks: Vec<&str> = lacks.iter().map(|lack| lack.name()).collect();
+        console.say(&format!(
+            "the PMP of hart {hart_id} has {} of {} entries, with a granularity of {} bytes, so {}",
+            pmp.entries,
+            pmp::ALL,
+            pmp.grain,
+            lacks.join(", and ")
+        ));
+    }
     let mut frames = frames(&spans);
     let bundle = Addr::new(bundle_span.start).pfn();
     if swap.is_some() {
@@ -214,9 +229,9 @@ fn start(hart_id: u64, next_stage: u64, machine: &mut Machine) -> Result<Hart, S
         asid_bits,
     });
     let ids: Vec<u64> = machine.harts.iter().map(|h| h.id).collect();
-    let own = spans.own;
+    let denied_end = spans.denied_end;
     let host = (contexts, devices);
-    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, host, abilities, map, own });
+    JOINING.call_once(|| Joining { g, machine: machine.clone(), ram, reach, host, abilities, map, denied_end });
     config.vms.into_iter().for_each(|config| g.vms.wish(config, &g.offer));
     lifecycle::start_due(g, &mut hart);
     // No other hart is there to help, and no guest waits.
@@ -244,13 +259,14 @@ pub extern "C" fn secondary(hart_id: u64, index: usize) -> ! {
     let machine = &joining.machine;
     let (g, ram, seat) = (joining.g, joining.ram, Seat::get());
     seat::take_traps(seat);
-    let started = start_hart(machine, index, seat, g.offer.guest).and_then(|(seat_hart, guest, abilities)| {
+    let clock = seat::find_clock(seat, machine).map_err(String::from);
+    let started = clock.and_then(|()| start_hart(machine, index, seat, g.offer.guest));
+    let started = started.and_then(|(seat_hart, guest, abilities)| {
         if abilities != joining.abilities {
             return Err("its page-table formats or its extensions differ from the boot hart's".into());
         }
-        let (own, tags) = (joining.own, joining.own);
-        let spans = Spans { own, tags, tables: Vec::new(), g_root: Pfn::new(0), free: Vec::new() };
-        protect_this_hart(seat, machine, (index, &spans), ram, Map::Use(joining.map))?;
+        let pmp = probe_pmp(seat)?;
+        protect_this_hart(seat, machine, (index, joining.denied_end), ram, (pmp, Map::Use(joining.map)))?;
         Ok((seat_hart, guest))
     });
     let (seat, guest) = started.unwrap_or_else(|message| panic::fail(format_args!("hart {hart_id}: {message}")));
@@ -348,8 +364,9 @@ fn find_bundle(machine: &Machine, next_stage: u64) -> Result<Span, String> {
 
 /// The division of RAM.
 struct Spans {
-    /// Gnomon's own: the heap and the frames' tags, right behind its image if there is room.
-    own: Span,
+    /// The end of what guests must not reach from Gnomon's image on: the heap and the frames' tags are right behind it if there
+    /// is room. A multiple of the PMP's granularity.
+    denied_end: u64,
     /// The frames' tags.
     tags: Span,
     /// The frames for the identity map's tables.
@@ -360,11 +377,21 @@ struct Spans {
     free: Vec<Span>,
 }
 
-/// Divides RAM.
+/// Returns what this hart's PMP can do, before its walls are built. In the payload seat it is not Gnomon's to use, and its
+/// granularity matters to nothing.
+fn probe_pmp(seat: Seat) -> Result<Pmp, String> {
+    match seat {
+        // SAFETY: M mode, whose traps are taken.
+        Seat::Firmware => unsafe { protect::probe_pmp() },
+        Seat::Payload => Ok(Pmp { entries: 0, grain: 4 }),
+    }
+}
+
+/// Divides RAM. What guests must not reach ends at a multiple of `grain` bytes, the granularity of the PMP.
 ///
 /// # Errors
 /// A message, if there is too little.
-fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
+fn set_up_memory(machine: &Machine, grain: u64) -> Result<Spans, String> {
     /// The heap's share of the first GiB of RAM, and of what is above: it has what there is of each VM, and 100 bytes for each
     /// 2 MiB.
     const HEAP_SHARE: u64 = 64;
@@ -377,16 +404,18 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     let total: u64 = machine.ram.iter().map(|r| r.bytes).sum();
     let heap_bytes = total.min(GIB) / HEAP_SHARE + total.saturating_sub(GIB) / HEAP_SHARE_ABOVE;
     let heap_bytes = heap_bytes.max(HEAP_LEAST).next_multiple_of(PAGE_BYTES);
-    let own = Span { start: image.start, bytes: image.end - image.start };
+    let image_end = image.end.next_multiple_of(grain);
+    let own = Span { start: image.start, bytes: image_end - image.start };
     let free = machine.free_ram(&[own]);
     // What is taken below splits one more span.
     let tags =
         free.iter().map(|span| Frames::tags_for(Addr::new(span.start).pfn(), span.bytes / PAGE_BYTES)).sum::<u64>() + 1;
     let tags_bytes = (tags * size_of::<Tags>() as u64).next_multiple_of(PAGE_BYTES);
+    let tags_bytes = (heap_bytes + tags_bytes).next_multiple_of(grain.max(PAGE_BYTES)) - heap_bytes;
     // A root of a G-stage is aligned to its size.
     let tables_bytes = (TABLES + 2 * ROOT - 1) * PAGE_BYTES;
     let bytes = heap_bytes + tags_bytes + tables_bytes;
-    let behind = free.iter().find(|s| s.start == image.end && s.bytes > bytes);
+    let behind = free.iter().find(|s| s.start == image_end && s.bytes > bytes);
     let place = behind.or_else(|| free.iter().max_by_key(|s| s.bytes)).filter(|span| span.bytes > bytes);
     let place =
         place.ok_or_else(|| format!("{bytes} bytes of RAM in one piece are needed: give the machine more memory"))?;
@@ -399,7 +428,8 @@ fn set_up_memory(machine: &Machine) -> Result<Spans, String> {
     let free = machine.free_ram(&[own, own_ram, tables]);
     let g_root = Addr::new(tables.start.next_multiple_of(ROOT * PAGE_BYTES)).pfn();
     let tables = (0..TABLES).map(|n| g_root.add(ROOT + n)).collect();
-    Ok(Spans { own: own_ram, tags, tables, g_root, free })
+    let denied_end = if own_ram.start == image_end { own_ram.end() } else { image_end };
+    Ok(Spans { denied_end, tags, tables, g_root, free })
 }
 
 /// Makes the allocator of all RAM that is handed out by the frame.
@@ -427,35 +457,36 @@ fn ram(isa: &Isa) -> Ram {
 /// The source of the identity map of a hart of the payload seat.
 enum Map<'a> {
     /// The hart makes the map: the boot hart. With the span that the boot loader left for Gnomon to read, and the other
-    /// accesses that it allows.
-    Build(&'a (Span, Kind)),
+    /// accesses that it allows; and frames for tables.
+    Build(&'a (Span, Kind), &'a [Pfn<Hpa>]),
     /// The boot hart made it.
     Use(Option<Pfn<Hpa>>),
 }
 
-/// Puts this hart's memory protection in force.
+/// Puts this hart's memory protection in force. Returns the root of the identity map, in the payload seat; and the walls that the hart
+/// cannot have, in the firmware seat.
 fn protect_this_hart(
     seat: Seat,
     machine: &Machine,
-    (index, spans): (usize, &Spans),
+    (index, denied_end): (usize, u64),
     mut ram: Ram,
-    map: Map<'_>,
-) -> Result<Option<Pfn<Hpa>>, String> {
+    (pmp, map): (Pmp, Map<'_>),
+) -> Result<(Option<Pfn<Hpa>>, Vec<Lack>), String> {
     match seat {
         Seat::Firmware => {
             // SAFETY: the firmware seat, once per hart.
-            unsafe { protect::set_up_pmp(machine, spans.own, index) };
-            Ok(None)
+            let lacks = unsafe { protect::set_up_pmp(machine, denied_end, index, pmp) }?;
+            Ok((None, lacks))
         }
         Seat::Payload => {
             let root = match map {
                 Map::Use(Some(root)) => root,
                 Map::Use(None) => return Err("the boot hart made no map".into()),
-                Map::Build(passed) => protect::build_map(machine, passed, spans.tables.clone(), &mut ram)?,
+                Map::Build(passed, tables) => protect::build_map(machine, passed, tables.to_vec(), &mut ram)?,
             };
             // SAFETY: the payload seat; just built, or by the boot hart.
             unsafe { protect::switch_map(machine, root) }?;
-            Ok(Some(root))
+            Ok((Some(root), Vec::new()))
         }
     }
 }
@@ -486,6 +517,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
+        emulates_misaligned: emulates_misaligned(Seat::get(), &machine.common_isa()),
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),

@@ -7,6 +7,7 @@
 //! `hypervisor::device::offer::GuestMode`.
 
 mod bank;
+mod bytes;
 mod probe;
 mod state;
 
@@ -33,6 +34,8 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
     | Exception::StoreMisaligned.bit()
     | Exception::EcallFromU.bit()
     | PAGE_FAULTS;
+/// Misaligned accesses, which come to Gnomon if it emulates them.
+const MISALIGNED: u64 = Exception::LoadMisaligned.bit() | Exception::StoreMisaligned.bit();
 /// The page faults, which come to Gnomon if the guest faults in Gnomon's tables.
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
@@ -98,6 +101,12 @@ pub struct GuestHart {
     henvcfg: u64,
     /// Set if all harts have Zba.
     has_zba: bool,
+    /// Set if misaligned accesses that the hart traps come to Gnomon (firmware seat).
+    emulates_misaligned: bool,
+    /// The bit of `scounteren` for `time`, if guests cannot set it.
+    unset_counters: u64,
+    /// Set if guests' reads of `time` are illegal instructions, which come to Gnomon then (firmware seat).
+    emulates_time: bool,
 }
 
 impl GuestHart {
@@ -136,6 +145,10 @@ impl GuestHart {
             breaks: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
+            emulates_misaligned: emulates_misaligned(seat, common),
+            unset_counters: 0,
+            // SAFETY: M mode; the trap vectors are set.
+            emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
         };
         // SAFETY: none of these affects Gnomon's own execution but in that traps come here;
         // interrupts stay globally disabled while Gnomon runs.
@@ -152,6 +165,8 @@ impl GuestHart {
                     // *guest's* `sip` and `sie` what `mideleg` does not delegate.
                     csr::mideleg::write(S_INTERRUPTS);
                     csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
+                    // Some harts have `time` for M mode alone.
+                    this.emulates_time |= csr::mcounteren::read() & rv::csr::COUNTEREN_TM == 0;
                     if has_envcfg {
                         // Who may use Svadu is then `henvcfg`'s to say; S mode is never told of it.
                         let svadu = if mode == GuestMode::Virtual { envcfg::ADUE } else { 0 };
@@ -186,6 +201,11 @@ impl GuestHart {
                 }
             }
         }
+        // SAFETY: governs U mode, where Gnomon never is.
+        this.unset_counters = unsafe {
+            csr::scounteren::write(rv::csr::COUNTEREN_TM);
+            rv::csr::COUNTEREN_TM & !csr::scounteren::read()
+        };
         this.delegate();
         let environment = match mode {
             GuestMode::Virtual => {
@@ -220,12 +240,13 @@ impl GuestHart {
         let comes_here = self.traps_translation && !self.steers;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
+        let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
             match (self.seat, self.mode) {
                 (Seat::Firmware, GuestMode::Virtual) => {
-                    csr::medeleg::write(guests_own);
+                    csr::medeleg::write(if self.emulates_time { but_illegal } else { guests_own });
                     csr::hedeleg::write(guests_own);
                 }
                 // Firmware that keeps illegal instructions to itself (OpenSBI does) hands them on to
@@ -527,6 +548,12 @@ impl GuestHart {
             }
         }
     }
+}
+
+/// Returns whether misaligned accesses of guests that harts trap come to Gnomon. `common` is what all harts have. In the payload seat
+/// they are the firmware's, and on harts with Zicclsm only those are trapped that cannot be emulated.
+pub fn emulates_misaligned(seat: Seat, common: &Isa) -> bool {
+    seat == Seat::Firmware && !common.has("zicclsm")
 }
 
 /// Checks that the registers of a hart are saved for every vCPU. In S mode a guest switches floating point and vectors

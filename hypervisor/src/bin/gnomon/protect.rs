@@ -6,9 +6,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use hypervisor::machine::description::{Machine, Span};
 use hypervisor::machine::host_map::{Builder, Kind};
+use hypervisor::machine::pmp::{self, Lack, Layout, Pmp, Walls};
 use metal::ram::Ram;
 use metal::{csr, fence};
-use rv::{Format, Hpa, Pfn};
+use rv::{Format, Hpa, PAGE_BYTES, Pfn};
 
 unsafe extern "C" {
     static __image_start: u8;
@@ -38,12 +39,60 @@ pub fn image(harts: usize) -> Image {
     }
 }
 
-/// Sets up the firmware seat's walls, on this hart. The lowest entry that matches decides:
+/// Calls a macro with each of the PMP address registers that may be used, and its number.
+macro_rules! each_pmpaddr {
+    ($then:ident) => {
+        $then! { pmpaddr0 0, pmpaddr1 1, pmpaddr2 2, pmpaddr3 3, pmpaddr4 4, pmpaddr5 5, pmpaddr6 6 }
+    };
+}
+
+/// Returns the entries and the granularity of this hart's PMP, by writing and reading back.
+///
+/// # Errors
+/// A message, if an earlier boot stage has locked an entry.
+///
+/// # Safety
+/// Firmware seat; the trap vector is set, and [`set_up_pmp`] has not been called on this hart.
+pub unsafe fn probe_pmp() -> Result<Pmp, String> {
+    // SAFETY: M mode.
+    if unsafe { !csr::pmpaddr0::exists() || !csr::pmpcfg0::exists() } {
+        return Ok(Pmp { entries: 0, grain: PAGE_BYTES });
+    }
+    // SAFETY: no entry is in force, so M mode may do anything.
+    unsafe { csr::pmpcfg0::write(0) };
+    let config = csr::pmpcfg0::read();
+    if config != 0 {
+        let entry = config.trailing_zeros() / 8;
+        return Err(format!(
+            "PMP entry {entry} is locked by an earlier boot stage, and the firmware seat needs the first ones"
+        ));
+    }
+    let mut found = [0_u64; pmp::ALL];
+    macro_rules! try_all {
+        ($($name:ident $number:literal),*) => {$(
+            // SAFETY: M mode; and the entry is off.
+            unsafe {
+                if csr::$name::exists() {
+                    csr::$name::write(u64::MAX);
+                    found[$number] = csr::$name::read();
+                    csr::$name::write(0);
+                }
+            }
+        )*};
+    }
+    each_pmpaddr!(try_all);
+    let entries = found.iter().take_while(|value| **value != 0).count();
+    // "If G is the index of the least-significant bit set, the PMP granularity is 2^(G+2) bytes."
+    let grain = if entries == 0 { PAGE_BYTES } else { 4 << found[0].trailing_zeros().min(60) };
+    Ok(Pmp { entries, grain })
+}
+
+/// Sets up the firmware seat's walls, on this hart; returns those that it cannot have:
 ///
 /// 1. the guard page of this hart's stack: nothing, for M mode too (locked);
 /// 2. code: read and execute, for M mode too (locked);
 /// 3. constants: read, for M mode too (locked);
-/// 4. data, stacks and `own`: nothing for guests, everything for M mode;
+/// 4. data, stacks and what is Gnomon's behind them, up to `end`: nothing for guests, everything for M mode;
 /// 5. all else from RAM's start upward: everything, for guests too: what they reach is for the G-stage or the shadow
 ///    tables to say. Devices, below RAM, match nothing, which denies guests.
 ///
@@ -52,43 +101,58 @@ pub fn image(harts: usize) -> Image {
 ///
 /// What the TLB keeps of guests behind a G-stage is the caller's to forget.
 ///
+/// # Errors
+/// A message, if the hart's PMP cannot keep guests out of Gnomon's memory.
+///
 /// # Safety
-/// Firmware seat; once per hart, by hart `index`.
-pub unsafe fn set_up_pmp(machine: &Machine, own: Span, index: usize) {
-    const TOR: u64 = 1 << 3;
-    const NAPOT: u64 = 3 << 3;
-    const LOCK: u64 = 1 << 7;
+/// Firmware seat; once per hart, by hart `index`. `probed` is this hart's.
+pub unsafe fn set_up_pmp(machine: &Machine, end: u64, index: usize, probed: Pmp) -> Result<Vec<Lack>, String> {
     let image = image(machine.harts.len());
     let lowest = machine.ram.iter().map(|r| r.start).min().unwrap_or(0);
     let highest = machine.ram.iter().map(Span::end).max().unwrap_or(0);
-    let data_end = if own.start == image.end { own.end() } else { image.end };
-    let (r, w, x) = (1, 2, 4);
-    let config: [u64; 7] = [
-        NAPOT | LOCK,       // 0: the guard
-        0,                  // 1: the start of the code
-        TOR | LOCK | r | x, // 2: code
-        TOR | LOCK | r,     // 3: constants
-        TOR,                // 4: data, stacks, heap and tags
-        0,                  // 5: the start of RAM
-        TOR | r | w | x,    // 6: RAM
-    ];
-    let guard = stack_guard(index);
-    let packed = config.iter().enumerate().fold(0, |all, (i, c)| all | c << (8 * i));
+    let layout = Layout {
+        guard: stack_guard(index),
+        code: image.start,
+        constants: image.text_end,
+        data: image.rodata_end,
+        end,
+        ram: Span { start: lowest, bytes: highest - lowest },
+    };
+    let Walls { entries, lacks } = pmp::fit(probed, &layout)?;
+    let packed = entries.iter().enumerate().fold(0, |all, (i, entry)| all | u64::from(entry.config) << (8 * i));
+    let wanted = |number: usize| entries.get(number).map_or(0, |entry| entry.address);
+    let mut refused = None;
+    macro_rules! write_all {
+        ($($name:ident $number:literal),*) => {$(
+            if $number < entries.len() {
+                // SAFETY: as below.
+                unsafe { csr::$name::write(wanted($number)) };
+            }
+        )*};
+    }
+    macro_rules! read_all {
+        ($($name:ident $number:literal),*) => {$(
+            if $number < entries.len() && csr::$name::read() != wanted($number) {
+                refused = refused.or(Some((stringify!($name), wanted($number), csr::$name::read())));
+            }
+        )*};
+    }
+    // Addresses first, so that no entry is ever in force with another's bounds.
+    each_pmpaddr!(write_all);
     // SAFETY: the entries leave everything that M mode uses accessible to it: code stays executable,
-    // constants readable, and unlocked or unmatched memory is free to M mode. Addresses first, so
-    // that no entry is ever in force with another's bounds.
-    unsafe {
-        // Naturally aligned: the length is in the low bits.
-        csr::pmpaddr0::write(guard.start >> 2 | (guard.bytes / 2 - 1) >> 2);
-        csr::pmpaddr1::write(image.start >> 2);
-        csr::pmpaddr2::write(image.text_end >> 2);
-        csr::pmpaddr3::write(image.rodata_end >> 2);
-        csr::pmpaddr4::write(data_end >> 2);
-        csr::pmpaddr5::write(lowest >> 2);
-        csr::pmpaddr6::write(highest >> 2);
-        csr::pmpcfg0::write(packed);
+    // constants readable, and unlocked or unmatched memory is free to M mode.
+    unsafe { csr::pmpcfg0::write(packed) };
+    each_pmpaddr!(read_all);
+    if csr::pmpcfg0::read() != packed {
+        refused = refused.or(Some(("pmpcfg0", packed, csr::pmpcfg0::read())));
     }
     fence::sfence_all();
+    match refused {
+        None => Ok(lacks),
+        Some((name, wrote, read)) => {
+            Err(format!("{name} holds {read:#x} after {wrote:#x} was written: guests cannot be kept out"))
+        }
+    }
 }
 
 /// Returns the format of the payload seat's identity map: the smallest in whose lower half all RAM lies.

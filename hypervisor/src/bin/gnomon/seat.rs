@@ -44,6 +44,25 @@ pub fn take_traps(seat: Seat) {
     }
 }
 
+/// Finds this hart's clock: the `time` CSR or, in the firmware seat on a hart without it, `mtime`, which all harts then read. In
+/// the payload seat the firmware emulates the CSR. Called on each hart, before anything asks for the time; traps are taken.
+///
+/// # Errors
+/// A message, if the hart has neither.
+pub fn find_clock(seat: Seat, machine: &Machine) -> Result<(), &'static str> {
+    // SAFETY: M mode, whose trap vector is set.
+    if seat == Seat::Payload || unsafe { csr::time::exists() } {
+        return Ok(());
+    }
+    let mtime = machine.mtimes.first().ok_or(
+        "the hart has no time CSR, and the device tree no clock to read instead: the firmware seat needs the mtime of a \
+         CLINT or ACLINT MTIMER there",
+    )?;
+    // SAFETY: the register that the device tree names; every clock of a machine shows the same time.
+    unsafe { metal::use_mtime(*mtime) };
+    Ok(())
+}
+
 /// Remembers the seat. Once, by the boot hart.
 pub fn set(seat: Seat, machine: &Machine) {
     SEAT.store(seat as u8, Ordering::Relaxed);

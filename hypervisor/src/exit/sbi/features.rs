@@ -1,9 +1,10 @@
 //! FWFT (SBI 3.0, chapter 18): the features that a kernel may change, of the hart that it calls from.
 //!
-//! Of the features that are defined a guest has one, if its harts access misaligned memory themselves (Zicclsm): the
-//! delegation of exceptions of accesses that they cannot do misaligned. Gnomon emulates none of it, so they come to the
-//! guest in both settings, as with OpenSBI; the setting is kept and told. The others need extensions that guests have
-//! not. Whether hardware sets A and D is said by the VM's configuration, for all its harts.
+//! Of the features that are defined a guest has one: the delegation of exceptions of misaligned accesses. In the firmware seat,
+//! on harts that trap them, Gnomon emulates loads and stores until the guest asks for their exceptions. On harts that access
+//! misaligned memory themselves (Zicclsm) what is trapped cannot be emulated (AMOs, LR, SC), so it comes to the guest in both
+//! settings, as with OpenSBI; the setting is kept and told. In the payload seat on harts without Zicclsm the firmware emulates, which a
+//! guest's setting would not change, so there it is not offered. The others need extensions that guests have not. Whether hardware sets A and D is said by the VM's configuration, for all its harts.
 
 use super::encoding::{Args, Reply};
 use crate::gnomon::Gnomon;
@@ -28,7 +29,7 @@ pub(super) fn call(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args) -
 fn offered(g: &Gnomon, feature: u64) -> Result<(), Error> {
     // Features are 32 bits wide.
     match feature as u32 as usize {
-        feature_type::MISALIGNED_EXC_DELEG if g.offer.isa.has("zicclsm") => Ok(()),
+        feature_type::MISALIGNED_EXC_DELEG if g.offer.isa.has("zicclsm") || g.offer.emulates_misaligned => Ok(()),
         feature_type::MISALIGNED_EXC_DELEG..=feature_type::POINTER_MASKING_PMLEN => Err(Error::NotSupported),
         _ => Err(Error::Denied),
     }

@@ -421,10 +421,7 @@ impl Pager {
         let over = self.over_limit.load(SeqCst);
         /// Frames that a VM at its limit gets at once.
         const ROOM: u64 = 64;
-        let has_room = |slot: &u32| {
-            let owner = Owner::Vm(*slot as u16);
-            frames.usage(owner).total() + ROOM <= frames.limit(owner)
-        };
+        let has_room = |slot: &u32| frames.has_room(Owner::Vm(*slot as u16), ROOM);
         let served = (0..u64::BITS).filter(|slot| over >> slot & 1 == 1).filter(has_room);
         let served = served.fold(0, |all, slot| all | 1 << slot);
         if served != 0 {

@@ -91,6 +91,8 @@ fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     if bytes < least {
         return Err(format!("{bytes} bytes for its shadow tables: at least {least} are needed for its vCPUs"));
     }
+    // A bound: what is more than the VM's own memory it would never have, and the list of it would fill Gnomon's heap.
+    let bytes = bytes.min(config.memory_bytes.max(default_shadow_bytes(config.memory_bytes)).max(least));
     Ok((bytes / Config::bytes_each(upkeep)).min(Config::MOST_PAGES.into()) as u32)
 }
 
@@ -161,6 +163,7 @@ pub(crate) fn build(
         let end = Addr::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn();
         shadow.begin_lane(space, end, frames, mem);
     }
+    shadow.keep_least(Config::ONE_INSTRUCTION * vm.vcpus.len() as u32);
     if vm.vcpus.len() > 1 {
         shadow.begin_sharing(vm.vcpus.len());
     }

@@ -70,6 +70,14 @@ impl<S: Shadowed> Shadow<S> {
         self.filler.resolve(gpa, access, host)
     }
 
+    /// Makes the engine ask for frames, where the host has none, as long as it has fewer shadow pages than this; with more it takes
+    /// its own back. At most as many as its configuration allows, so that it can have them. Each vCPU needs
+    /// [`Config::ONE_INSTRUCTION`] of them to get on.
+    pub fn keep_least(&mut self, pages: u32) {
+        let cache = &mut self.filler.syncer.cache;
+        cache.pool.least = pages.min(cache.tables.rules.config.pages);
+    }
+
     /// Lets so many vCPUs answer faults with a share of the lock ([`Shadow::fault_beside`]).
     pub fn begin_sharing(&mut self, vcpus: usize) {
         self.filler.fills = Fills::for_vcpus(vcpus);

@@ -15,12 +15,14 @@ pub struct Pool {
     pub retired: Vec<Body>,
     /// Shadow pages and bodies, all told.
     pub bodies: u32,
+    /// The number of them below which none is taken back because the host has no frames: frames are asked for instead.
+    pub least: u32,
 }
 
 impl Pool {
     /// An empty pool, whose frames will be charged to `owner`.
     pub const fn new(owner: Owner) -> Self {
-        Self { owner, spare: Vec::new(), retired: Vec::new(), bodies: 0 }
+        Self { owner, spare: Vec::new(), retired: Vec::new(), bodies: 0, least: 0 }
     }
 
     /// All harts have forgotten the retired bodies: they are ready for use.

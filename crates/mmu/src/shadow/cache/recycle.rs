@@ -19,7 +19,8 @@ impl<S: Shadowed> Cache<S> {
     /// cost an exit.
     ///
     /// # Errors
-    /// If the host has no frames and no page can be taken back. Nothing is lost.
+    /// If the host has no frames, and no page can be taken back or fewer than the engine's least are there. With fewer, the pages
+    /// for one instruction would be taken from each other for ever (LEAST). Nothing is lost.
     pub fn prepare<M: PhysMem, H: Fence<Gpa>>(&mut self, host: &mut Host<'_, M, H>) -> Result<bool, AllocError> {
         let mut may_fill = true;
         while self.pool.spare.len() <= DEEPEST as usize {
@@ -36,7 +37,9 @@ impl<S: Shadowed> Cache<S> {
             match more {
                 Ok(Some(body)) => self.pool.spare.push(body),
                 Ok(None) => self.recycle(host),
-                Err(error) if self.tables.index.arena.is_empty() => return Err(error),
+                Err(error) if self.pool.bodies < self.pool.least || self.tables.index.arena.is_empty() => {
+                    return Err(error);
+                }
                 Err(error) => {
                     let before = self.pool.spare.len();
                     self.recycle(host);

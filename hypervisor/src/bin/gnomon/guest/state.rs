@@ -164,7 +164,7 @@ impl GuestHart {
     }
 
     /// Returns the host's `status`, with the states of floating point and vectors.
-    fn status(&self) -> u64 {
+    pub(super) fn status(&self) -> u64 {
         match self.seat {
             Seat::Firmware => csr::mstatus::read(),
             Seat::Payload => csr::sstatus::read(),
@@ -172,7 +172,7 @@ impl GuestHart {
     }
 
     /// Replaces the bits `mask`, which are FS or VS, of the host's `status`.
-    fn set_status(&self, mask: u64, bits: u64) {
+    pub(super) fn set_status(&self, mask: u64, bits: u64) {
         // SAFETY: FS and VS say what may be used, and Gnomon's compiled code uses neither.
         unsafe {
             match self.seat {

@@ -11,7 +11,7 @@ use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
+use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -50,6 +50,26 @@ impl Env for Hart {
 
     fn user_environment(&self) -> u64 {
         self.guest.user_environment()
+    }
+
+    fn load_byte(&mut self, at: u64) -> Result<u8, Exit> {
+        self.guest.load_byte(at)
+    }
+
+    fn store_byte(&mut self, at: u64, byte: u8) -> Result<(), Exit> {
+        self.guest.store_byte(at, byte)
+    }
+
+    fn float_register(&mut self, number: u8) -> u64 {
+        self.guest.float_register(number)
+    }
+
+    fn set_float_register(&mut self, number: u8, value: u64) {
+        self.guest.set_float_register(number, value);
+    }
+
+    fn user_counters(&self) -> u64 {
+        self.guest.user_counters()
     }
 
     fn vsatp(&self) -> u64 {
