@@ -95,15 +95,47 @@ fn neither_networks_nor_processes_are_within_reach() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
     let port = listener.local_addr().expect("an address").port();
     let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
-    home.shell(&connect).failure().stderr(predicate::str::contains("Permission denied"));
+    home.shell(&connect).failure().stderr(predicate::str::contains("not permitted"));
+    // No socket of any kind: by one with a name, programs would do for it what it may not.
+    for kind in ["1, 1", "1, 2", "2, 1", "2, 2", "16, 3"] {
+        let program = format!("socket(my $s, {kind}, 0) or die $!");
+        home.confined(&[], &["perl", "-e", &program]).failure().stderr(predicate::str::contains("not permitted"));
+        home.confined(&["--sockets"], &["perl", "-e", &program]).success();
+    }
     // Further arguments for QEMU may name sockets: a debugger's, for one.
-    home.confined(&["--tcp"], &["/bin/bash", "-c", &connect]).success();
+    home.confined(&["--sockets"], &["/bin/bash", "-c", &connect]).success();
     let id = std::process::id();
     home.shell(&format!("kill -0 {id}")).failure().stderr(predicate::str::contains("not permitted"));
     home.shell("ulimit -c; ulimit -n").success().stdout("0\n1024\n");
     let large = ["/bin/bash", "-c", "printf -v large %200000000s x"];
     home.confined(&[], &large).success();
     home.confined(&["--memory=100000000"], &large).failure().stderr(predicate::str::contains("cannot allocate"));
+}
+
+#[test]
+fn files_keep_their_rights_and_times() {
+    let home = Home::new();
+    for file in ["secret", "write"] {
+        for act in ["chmod 0666, $f", "chown 1, 1, $f", "utime 0, 0, $f", "truncate $f, 0"] {
+            let program = format!("my $f = '{file}'; {act} or die $!");
+            home.confined(&[], &["perl", "-e", &program]).failure();
+        }
+        assert_eq!(fs::read_to_string(home.path(file)).expect("a file"), file);
+    }
+}
+
+#[test]
+fn neither_descriptors_nor_secrets_are_inherited() {
+    let home = Home::new();
+    let gnomon = env!("CARGO_BIN_EXE_gnomon");
+    let line =
+        |keep: &str| format!("exec 7<>secret; exec {gnomon} confine --parent=$PPID {keep} -- /bin/sh -c 'cat <&7'");
+    let run = |keep: &str| {
+        let mut command = assert_cmd::Command::new("/bin/bash");
+        command.current_dir(home.dir.path()).args(["-c", &line(keep)]).assert()
+    };
+    run("").failure().stderr(predicate::str::contains("Bad file descriptor").or(predicate::str::contains("bad fd")));
+    run("--keep=7").success().stdout("secret");
 }
 
 #[test]
@@ -154,11 +186,16 @@ fn a_run_confines_its_qemu() {
     fs::write(&kernel, says("hello\n", &[0x0000_006f])).expect("a file");
     let seen = |args: &[&str]| {
         let mut run = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        run.env("GNOMON_CACHE", dir.path().join("cache")).args(["run", "--memory", "16M", "--kernel"]).arg(&kernel);
+        run.env("TOKEN", "x")
+            .env("GNOMON_CACHE", dir.path().join("cache"))
+            .args(["run", "--memory", "16M", "--kernel"])
+            .arg(&kernel);
         let mut run = run.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("gnomon");
         let mut lines = BufReader::new(run.stdout.take().expect("its output")).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("hello"))));
         let qemu = qemu_of(run.id()).expect("its QEMU");
+        let environment = fs::read(format!("/proc/{qemu}/environ")).expect("its environment");
+        assert!(!String::from_utf8_lossy(&environment).contains("TOKEN"), "no secret of the user's");
         let state = (status_of(&qemu, "Seccomp:"), status_of(&qemu, "NoNewPrivs:"));
         run.kill().and_then(|()| run.wait()).expect("its end");
         state

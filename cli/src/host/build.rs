@@ -158,7 +158,9 @@ fn words(args: &[&str]) -> Vec<String> {
     let variables: BTreeMap<_, _> = variables.collect();
     let programs =
         [cargo_program(), "rustc".into(), "cc".into()].map(|program| (place::find_program(&program), program));
-    args.iter().map(|&arg| arg.to_owned()).chain([format!("{variables:?}"), format!("{programs:?}")]).collect()
+    // Another clone may build in the same place.
+    let rest = [format!("{:?}", place::root()), format!("{variables:?}"), format!("{programs:?}")];
+    args.iter().map(|&arg| arg.to_owned()).chain(rest).collect()
 }
 
 /// The files that decide about every build: manifests, cargo's configuration, and the toolchain.

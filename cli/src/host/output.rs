@@ -42,7 +42,8 @@ pub enum OutputError {
 
 impl Kind {
     /// Returns whether a file that begins like this is one of the kind, or is empty.
-    fn has(&self, start: &[u8]) -> bool {
+    #[must_use]
+    pub fn has(&self, start: &[u8]) -> bool {
         start.is_empty() || memmem::find(&start[..start.len().min(MARKED_BYTES)], self.mark).is_some()
     }
 

@@ -3,7 +3,7 @@
 //! - Landlock: it opens files only beneath the named places, and makes no TCP connections.
 //! - seccomp: it makes no other system calls than those of a list. Another one ends it. (QEMU has a list of its own.)
 //! - Limits: of descriptors and of memory. No core file.
-//! - No new privileges by programs that it might start, and no debugger of the same user.
+//! - No new privileges by programs that it might start. No debugger of the same user, unless it becomes another program.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, RestrictionStatus, Ruleset,
@@ -20,7 +20,7 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 /// The oldest version that will do: with it, files may be moved from one directory to another.
 const LEAST: ABI = ABI::V2;
@@ -47,8 +47,8 @@ pub struct Sandbox {
 pub enum Calls {
     /// These numbers. Memory that can be executed is never among what `mmap` and `mprotect` give.
     Listed(Vec<libc::c_long>),
-    /// Those that the program which the process becomes leaves to itself.
-    Any,
+    /// All but these numbers, which fail with EPERM. For a program that the process becomes, and that has a list of its own.
+    AllBut(Vec<libc::c_long>),
 }
 
 /// The use of a place.
@@ -93,6 +93,18 @@ pub fn check() -> Result<(), SandboxError> {
     created.map(drop).map_err(|why| SandboxError::NoLandlock(why.to_string()))
 }
 
+/// Closes all descriptors of the calling process but the standard ones and those of `kept`: its user may have left files open in all
+/// programs that are started. For a process that has just begun, and has opened none itself.
+pub fn close_descriptors(kept: &[RawFd]) {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let numbers: Vec<RawFd> = numbers.filter(|number| *number > 2 && !kept.contains(number)).collect();
+    for number in numbers {
+        // That of the directory is closed already.
+        let _ = nix::unistd::close(number);
+    }
+}
+
 /// Returns whether the kernel has Landlock.
 #[must_use]
 pub fn is_possible() -> bool {
@@ -133,15 +145,20 @@ impl Sandbox {
         check()?;
         let failed = |what| move |why: &dyn std::fmt::Display| SandboxError::Failed { what, why: why.to_string() };
         let descriptors = limit(self.descriptors, self.memory)?;
-        set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|why| failed("debuggers")(&why))?;
+        if let Calls::Listed(_) = &self.calls {
+            // A program that the process becomes may be looked at again.
+            set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|why| failed("debuggers")(&why))?;
+        }
         let status = restrict(self.places, self.has_tcp).map_err(|why| failed("Landlock")(&why))?;
         if status.ruleset == RulesetStatus::NotEnforced || !status.no_new_privs {
             return Err(failed("Landlock")(&"it is not in force"));
         }
-        if let Calls::Listed(calls) = &self.calls {
-            let filter = filter(calls).map_err(|why| failed("seccomp")(&why))?;
-            seccompiler::apply_filter(&filter).map_err(|why| failed("seccomp")(&why))?;
-        }
+        let filter = match &self.calls {
+            Calls::Listed(calls) => filter(calls),
+            Calls::AllBut(calls) => filter_all_but(calls),
+        };
+        let filter = filter.map_err(|why| failed("seccomp")(&why))?;
+        seccompiler::apply_filter(&filter).map_err(|why| failed("seccomp")(&why))?;
         Ok(descriptors)
     }
 }
@@ -156,7 +173,16 @@ fn restrict(places: Vec<(OwnedFd, Reach)>, has_tcp: bool) -> Result<RestrictionS
     if !has_tcp {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
-    let rules = places.into_iter().map(|(place, reach)| {
+    // Sockets and pipes, which are open already, have no rules.
+    let is_file = |place: &OwnedFd| {
+        let kind = fstat(place).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        matches!(
+            kind,
+            Ok(FileType::RegularFile | FileType::Directory | FileType::BlockDevice | FileType::CharacterDevice)
+        )
+    };
+    let places = places.into_iter().filter(|(place, _)| is_file(place));
+    let rules = places.map(|(place, reach)| {
         let access = access(&place, reach);
         Ok::<_, RulesetError>(PathBeneath::new(place, access))
     });
@@ -177,6 +203,13 @@ fn access(place: &OwnedFd, reach: Reach) -> BitFlags<AccessFs> {
         Ok(FileType::BlockDevice) => wanted & AccessFs::from_file(NEWEST) | AccessFs::IoctlDev,
         Ok(_) | Err(_) => wanted & AccessFs::from_file(NEWEST),
     }
+}
+
+fn filter_all_but(calls: &[libc::c_long]) -> Result<BpfProgram, seccompiler::BackendError> {
+    let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
+    let arch = std::env::consts::ARCH.try_into()?;
+    let denied = SeccompAction::Errno(libc::EPERM as u32);
+    SeccompFilter::new(rules, SeccompAction::Allow, denied, arch)?.try_into()
 }
 
 fn filter(calls: &[libc::c_long]) -> Result<BpfProgram, seccompiler::BackendError> {

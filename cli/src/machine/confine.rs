@@ -4,10 +4,12 @@
 //! machine's own files, and sockets that are already open. System calls are restricted by QEMU itself (`-sandbox on`).
 
 use super::disk::{Disk, Use};
-use super::qemu::{Boot, MachineSpec, program as qemu_program};
-use crate::host::place::find_program;
-use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, end_with};
+use super::qemu::{self, Boot, MachineSpec};
+use super::{monitor, relay, share};
+use crate::host::place::{IoError, find_program};
+use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, close_descriptors, end_with};
 use crate::host::size::{MIB, Size};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,7 +22,7 @@ use std::sync::OnceLock;
 pub static GNOMON: OnceLock<PathBuf> = OnceLock::new();
 /// This program, also if its file was replaced meanwhile.
 const THIS_PROGRAM: &str = "/proc/self/exe";
-/// Programs, libraries and their data, and what the system says of itself, which are no user's. Those that a system lacks are left out.
+/// Programs, libraries, their data, and the kernel's description of the system. Those that a system lacks are left out.
 const SYSTEM: [&str; 12] = [
     "/usr",
     "/lib",
@@ -39,7 +41,9 @@ const SYSTEM: [&str; 12] = [
 const DESCRIPTORS: u64 = 1024;
 /// The memory that QEMU may have besides the machine's RAM: translated code (1 GiB), stacks, buffers, the meter's counts.
 const MEMORY: u64 = 4096 * MIB;
-/// The files that tell of the process itself.
+/// Most bytes of a thread's stack.
+const STACK: u64 = 8 << 20;
+/// The directory of the process itself in `/proc`.
 const OWN_PROCESS: &str = "/proc/self";
 /// The exit status if there is no program, as a shell's.
 const NOT_STARTED: u8 = 126;
@@ -62,9 +66,12 @@ pub struct ConfineArgs {
     /// Most bytes of memory.
     #[arg(long, default_value_t = u64::MAX)]
     memory: u64,
-    /// Allows TCP.
+    /// Allows new sockets.
     #[arg(long)]
-    tcp: bool,
+    sockets: bool,
+    /// Descriptors that the program gets beside the standard ones.
+    #[arg(long)]
+    keep: Vec<i32>,
     /// The program and its arguments.
     #[arg(last = true, required = true)]
     program: Vec<OsString>,
@@ -84,7 +91,12 @@ impl ConfineArgs {
     }
 
     fn become_program(mut self) -> Result<std::convert::Infallible, Box<dyn std::error::Error>> {
+        close_descriptors(&self.keep);
         end_with(self.parent)?;
+        // Threads have stacks of that size, which count as memory.
+        let stack = getrlimit(Resource::Stack);
+        let current = stack.current.map_or(STACK, |most| most.min(STACK));
+        setrlimit(Resource::Stack, Rlimit { current: Some(current), maximum: stack.maximum })?;
         if self.no_sandbox {
             crate::host::sandbox::limit(DESCRIPTORS, self.memory)?;
         } else {
@@ -110,8 +122,13 @@ impl ConfineArgs {
         let read = self.read.iter().filter_map(|path| open(path, Reach::Read));
         let write = self.write.iter().filter_map(|path| open(path, Reach::Write));
         let places = system.chain(program).chain(libraries).chain(read).chain(write).collect();
-        let sandbox =
-            Sandbox { places, calls: Calls::Any, descriptors: DESCRIPTORS, memory: self.memory, has_tcp: self.tcp };
+        let sandbox = Sandbox {
+            places,
+            calls: Calls::AllBut(calls(self.sockets)),
+            descriptors: DESCRIPTORS,
+            memory: self.memory,
+            has_tcp: self.sockets,
+        };
         sandbox.enter().map(drop)
     }
 
@@ -132,6 +149,54 @@ impl ConfineArgs {
         }
         Ok(kept)
     }
+}
+
+/// The system calls that QEMU needs none of, and that Landlock does not look at: all sockets are open when it starts, and a file that it may
+/// open keeps its owner, rights and times, as do those that it may not.
+fn calls(has_sockets: bool) -> Vec<libc::c_long> {
+    // By its rings a process would make calls that no list sees.
+    let sockets =
+        [libc::SYS_socket, libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
+    let files = [
+        libc::SYS_fchmod,
+        libc::SYS_fchmodat,
+        libc::SYS_fchmodat2,
+        libc::SYS_fchown,
+        libc::SYS_fchownat,
+        libc::SYS_utimensat,
+        libc::SYS_truncate,
+        libc::SYS_setxattr,
+        libc::SYS_lsetxattr,
+        libc::SYS_fsetxattr,
+        libc::SYS_removexattr,
+        libc::SYS_lremovexattr,
+        libc::SYS_fremovexattr,
+        libc::SYS_open_by_handle_at,
+    ];
+    #[cfg(target_arch = "x86_64")]
+    let older =
+        [libc::SYS_chmod, libc::SYS_chown, libc::SYS_lchown, libc::SYS_utime, libc::SYS_utimes, libc::SYS_futimesat];
+    #[cfg(not(target_arch = "x86_64"))]
+    let older = [];
+    let others = [
+        libc::SYS_io_uring_setup,
+        libc::SYS_kill,
+        libc::SYS_tkill,
+        libc::SYS_pidfd_send_signal,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_init_module,
+        libc::SYS_finit_module,
+        libc::SYS_sethostname,
+        libc::SYS_setdomainname,
+        libc::SYS_settimeofday,
+        libc::SYS_clock_settime,
+    ];
+    let sockets = if has_sockets { &[][..] } else { &sockets };
+    [sockets, &files, &older, &others].concat()
 }
 
 /// An argument in which one path stands for another: where it is the whole, and within an option.
@@ -163,29 +228,46 @@ pub(super) fn gnomon(action: &str) -> Command {
 }
 
 /// The command that starts a machine's QEMU, without QEMU's arguments. `scratch` is a directory that QEMU may use.
-pub(super) fn qemu(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
+pub(super) fn command(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
     let mut command = gnomon("confine");
     command.arg(format!("--parent={}", std::process::id()));
     if !spec.sandbox {
         command.arg("--no-sandbox");
     }
+    // The sockets that the machine has.
+    let has_files = spec.swap.is_some() || !spec.disks.is_empty();
+    let sockets = [
+        (spec.control.is_some(), qemu::CONTROL),
+        (has_files, monitor::DESCRIPTOR),
+        (spec.net.is_some(), relay::DESCRIPTOR),
+    ];
+    let sockets = sockets.into_iter().filter_map(|(is_there, number)| is_there.then_some(number));
+    let shares = (0..spec.shares.len()).map(share::descriptor);
+    command.args(sockets.chain(shares).map(|number| format!("--keep={number}")));
     let mut place = |option: &str, path: &Path| _ = command.arg(option).arg(path);
     for (path, reach) in places(spec) {
         place(if reach == Reach::Write { "--write" } else { "--read" }, &path);
     }
     scratch.iter().for_each(|path| place("--write", path));
-    if spec.extra.is_empty() {
-        // Further arguments may ask for more memory, and for sockets.
+    // Further arguments may ask for more memory, and for sockets.
+    if !spec.extra.is_empty() {
+        command.arg("--sockets");
+    } else if spec.sandbox {
         let Size(memory) = spec.memory;
         command.arg(format!("--memory={}", memory.saturating_add(MEMORY)));
-    } else {
-        command.arg("--tcp");
     }
+    // Secrets in the user's environment are none of QEMU's.
+    let is_kept = |name: &OsStr| {
+        let name = name.to_string_lossy();
+        ["PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR", "TZ"].contains(&&*name)
+            || name.starts_with("LC_")
+    };
+    command.env_clear().envs(std::env::vars_os().filter(|(name, _)| is_kept(name)));
     if let Some(scratch) = scratch {
         // QEMU keeps there what guests write to a disk that discards it.
         command.env("TMPDIR", scratch);
     }
-    command.arg("--").arg(qemu_program());
+    command.arg("--").arg(qemu::program());
     if spec.sandbox {
         command.args(["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"]);
     }
@@ -211,7 +293,7 @@ fn places(spec: &MachineSpec) -> Vec<(PathBuf, Reach)> {
     if spec.rng {
         read.push("/dev/urandom".into());
     }
-    read.extend_from_slice(super::qemu::own_data());
+    read.extend_from_slice(qemu::own_data());
     for (file, use_) in spec.disks.iter().flat_map(Disk::files) {
         let files = if use_ == Use::Write { &mut write } else { &mut read };
         files.push(file.to_owned());
@@ -224,17 +306,17 @@ fn places(spec: &MachineSpec) -> Vec<(PathBuf, Reach)> {
 
 /// The files that exist and that an argument of QEMU's names: as the whole of it, or as the value of an option in it.
 fn named_files(arg: &str) -> impl Iterator<Item = &Path> {
-    let values = arg.split([',', '=']).chain([arg]).map(Path::new);
+    let values = arg.split([',', '=', ':']).chain([arg]).map(Path::new);
     values.filter(|path| path.exists() && !path.is_dir() && !path.starts_with("/proc"))
 }
 
 /// Makes the files that QEMU and the meter are to write their logs to, since they may make none.
-pub(super) fn make_logs(spec: &MachineSpec) -> std::io::Result<()> {
+pub(super) fn make_logs(spec: &MachineSpec) -> Result<(), IoError> {
     let logs = spec.extra.iter().zip(spec.extra.iter().skip(1)).filter(|(option, _)| *option == "-D");
     let logs = logs.map(|(_, log)| Path::new(log));
     let traps = spec.meter.iter().filter_map(|meter| meter.spec.traps.as_deref());
     for file in logs.chain(traps) {
-        OpenOptions::new().append(true).create(true).open(file)?;
+        OpenOptions::new().append(true).create(true).open(file).map_err(IoError::at("write", file))?;
     }
     Ok(())
 }

@@ -2,13 +2,17 @@
 
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Result, Write};
+use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 /// The request after which events are reported.
 const BEGIN: &[u8] = b"{\"execute\": \"qmp_capabilities\"}\n";
+
+/// Most bytes of a line, and most errors that are told.
+const MOST_LINE: u64 = 64 << 10;
+const MOST_ERRORS: usize = 256;
 
 /// The reason of an error if the file system is full (ENOSPC). QEMU does not translate it.
 const FULL: &str = "No space left on device";
@@ -77,10 +81,17 @@ impl Drop for Follower {
     }
 }
 
-fn read(lines: impl BufRead, mut report: impl FnMut(FileError) -> bool) {
+fn read(mut lines: impl BufRead, mut report: impl FnMut(FileError) -> bool) {
     let mut known = BTreeSet::new();
-    for line in lines.lines().map_while(Result::ok) {
-        let Ok(Line::Error { device: drive, operation, reason }) = serde_json::from_str(&line) else { continue };
+    let mut line = Vec::new();
+    // A longer line, or more errors, are not QEMU's: a guest may have taken it over.
+    while known.len() < MOST_ERRORS
+        && lines.by_ref().take(MOST_LINE).read_until(b'\n', &mut line).is_ok()
+        && line.ends_with(b"\n")
+    {
+        let parsed = serde_json::from_slice(&line);
+        line.clear();
+        let Ok(Line::Error { device: drive, operation, reason }) = parsed else { continue };
         // The event's `nospace` is absent where errors are reported to the guest.
         let error = FileError { drive, operation, is_full: reason == FULL, reason };
         if known.insert(error.clone()) && !report(error) {

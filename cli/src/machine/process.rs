@@ -1,12 +1,13 @@
 //! Runs QEMU: its console goes through pipes, its records are gathered.
 
 use crate::host::output::OutputError;
+use crate::host::place::IoError;
 use crate::host::processors;
 use crate::host::sandbox::{self, SandboxError};
 use crate::machine::confine;
 use crate::machine::monitor::{self, Follower};
 use crate::machine::passt::UplinkError;
-use crate::machine::qemu::{MachineSpec, QEMU};
+use crate::machine::qemu::{self, MachineSpec, QEMU};
 use crate::machine::relay::{self, Relay};
 use crate::machine::said::last_messages;
 use crate::machine::scratch::Scratch;
@@ -17,6 +18,8 @@ use abi::record::{Boot, Record, Stats, VmEnd};
 use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
 use miette::Diagnostic;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -55,6 +58,10 @@ pub enum MachineError {
     #[error("cannot run {QEMU} in a sandbox: {0}")]
     #[diagnostic(transparent)]
     Sandbox(#[from] SandboxError),
+    /// There is no directory or file for QEMU to write to.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Scratch(#[from] IoError),
     /// The meter's report could not be written.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -177,9 +184,10 @@ impl Machine {
             sandbox::check()?;
         }
         let (mut servers, sockets) = Servers::start(&spec.shares, spec.sandbox)?;
+        let control = spec.control.as_ref().map(UnixStream::connect).transpose()?;
         let (scratch, spec) = Scratch::of(spec)?;
         confine::make_logs(&spec)?;
-        let mut command = confine::qemu(&spec, scratch.as_ref().map(Scratch::path));
+        let mut command = confine::command(&spec, scratch.as_ref().map(Scratch::path));
         let (sender, events) = channel();
         let reporter = sender.clone();
         // Without a receiver of events, the machine is about to end.
@@ -196,8 +204,9 @@ impl Machine {
         let shares = sockets.into_iter().enumerate().map(|(number, socket)| (socket, share::descriptor(number)));
         let (monitor, follower) = follower.unzip();
         let (card, relay) = relay.unzip();
+        let control = control.map(|socket| (OwnedFd::from(socket), qemu::CONTROL));
         let others = monitor.map(|socket| (socket, monitor::DESCRIPTOR)).into_iter();
-        let others = others.chain(card.map(|socket| (socket, relay::DESCRIPTOR)));
+        let others = others.chain(card.map(|socket| (socket, relay::DESCRIPTOR))).chain(control);
         let mappings = shares.chain(others).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
         command
             .fd_mappings(mappings.collect())

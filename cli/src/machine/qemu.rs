@@ -3,7 +3,7 @@
 use crate::host::place::find_program;
 use crate::host::sandbox::Reach;
 use crate::host::size::Size;
-use crate::host::words::{option_value, quoted_for_bash};
+use crate::host::words::quoted_for_bash;
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{self, Disk};
 use crate::machine::meter::Metered;
@@ -80,7 +80,7 @@ pub struct MachineSpec {
     pub rng: bool,
     /// The network that VMs are on, if any is.
     pub net: Option<Network>,
-    /// The socket of the control channel, if there is one. It must be listening when the machine starts.
+    /// The path of the socket of the control channel, if there is one. It must be listening when the machine starts.
     pub control: Option<PathBuf>,
     /// Further arguments for QEMU. Files that they name, and that exist, may be read and written.
     pub extra: Vec<String>,
@@ -206,7 +206,7 @@ impl MachineSpec {
             args.extend(ENTROPY_ARGS.map(OsString::from));
         }
         args.extend(self.net.iter().flat_map(|_| net::CARD_ARGS).map(OsString::from));
-        args.extend(self.control.iter().flat_map(|path| control_args(path)));
+        args.extend(self.control.iter().flat_map(|_| CONTROL_ARGS).map(OsString::from));
         args.extend(self.extra.iter().map(OsString::from));
         args
     }
@@ -232,13 +232,11 @@ impl MachineSpec {
 const ENTROPY_ARGS: [&str; 4] =
     ["-object", "rng-random,id=entropy,filename=/dev/urandom", "-device", "virtio-rng-device,rng=entropy"];
 
+/// The descriptor by which QEMU has its end of the control channel's socket.
+pub(super) const CONTROL: i32 = 7;
 /// QEMU's arguments for the control channel. A console drops output that is not read in time, and never blocks.
-fn control_args(path: &Path) -> [OsString; 6] {
-    let mut chardev = OsString::from("socket,id=control,server=off,path=");
-    chardev.push(option_value(path));
-    let [device, port] = ["virtio-serial-device", "virtconsole,chardev=control"].map(OsString::from);
-    ["-device".into(), device, "-chardev".into(), chardev, "-device".into(), port]
-}
+const CONTROL_ARGS: [&str; 6] =
+    ["-device", "virtio-serial-device", "-chardev", "socket,id=control,fd=7", "-device", "virtconsole,chardev=control"];
 
 #[cfg(test)]
 mod tests {
@@ -263,6 +261,11 @@ mod tests {
             extra: vec![],
             files: vec![],
         }
+    }
+
+    #[test]
+    fn the_control_channel_is_a_descriptor() {
+        assert!(CONTROL_ARGS[3].ends_with(&format!("fd={CONTROL}")));
     }
 
     #[test]

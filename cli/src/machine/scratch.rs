@@ -4,9 +4,16 @@ use super::disk::Use;
 use super::meter;
 use super::qemu::MachineSpec;
 use crate::host::output::OutputError;
+use crate::host::place::IoError;
+use rustix::fs::{Mode, OFlags};
 use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+
+/// Most bytes of a report.
+const MOST_REPORT: u64 = 256 << 20;
 
 /// The directory. Dropping it removes it.
 #[derive(Debug)]
@@ -18,12 +25,14 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Makes one if the machine needs it. Returns the machine that uses it.
-    pub fn of(spec: &MachineSpec) -> std::io::Result<(Option<Self>, Cow<'_, MachineSpec>)> {
+    pub fn of(spec: &MachineSpec) -> Result<(Option<Self>, Cow<'_, MachineSpec>), IoError> {
         let discards = spec.disks.iter().any(|disk| disk.use_ == Use::Snapshot);
         if spec.meter.is_none() && !discards {
             return Ok((None, Cow::Borrowed(spec)));
         }
-        let dir = tempfile::Builder::new().prefix("gnomon-").tempdir_in(directory())?;
+        let place = directory();
+        let made = tempfile::Builder::new().prefix("gnomon-").tempdir_in(&place);
+        let dir = made.map_err(IoError::at("create a directory (TMPDIR says where) in", place))?;
         let mut spec = spec.clone();
         let report = spec.meter.as_mut().map(|meter| {
             let inside = dir.path().join("report.json");
@@ -40,11 +49,22 @@ impl Scratch {
     /// Gives the meter's report the path that its user has named. A machine that was killed has left none.
     pub fn publish(&self) -> Result<(), OutputError> {
         let Some((inside, named)) = &self.report else { return Ok(()) };
-        match std::fs::read(inside) {
-            Ok(report) if !report.is_empty() => meter::FILE.write(named, &report),
+        match read(inside) {
+            Ok(report) if !report.is_empty() && meter::FILE.has(&report) => meter::FILE.write(named, &report),
             Ok(_) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Reads a report. QEMU may have put anything in its place: a link, a pipe, a file without end.
+fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let mut report = Vec::new();
+    if file.metadata()?.is_file() {
+        file.take(MOST_REPORT).read_to_end(&mut report)?;
+    }
+    Ok(report)
 }
 
 /// The directory for files of any size. QEMU's own choice is the same.

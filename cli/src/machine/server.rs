@@ -71,6 +71,7 @@ impl ServerArgs {
 
     fn server(&self) -> Result<Server, Failure> {
         let system = |what| move |why| Failure::System(what, why);
+        sandbox::close_descriptors(&[]);
         sandbox::end_with(self.parent).map_err(system("the parent"))?;
         // Rights of new files are the guest's to say.
         umask(Mode::empty());

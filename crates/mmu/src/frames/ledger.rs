@@ -80,9 +80,14 @@ impl Ledger {
             let added = sum.fetch_update(Relaxed, Relaxed, within);
             added.map(|_| ()).map_err(|_| AllocError::OverLimit { owner, limit })
         };
-        let usage = &account.usage[for_ as usize];
-        add(usage, if for_ == Use::Guest { account.guest_limit.load(Relaxed) } else { u64::MAX })?;
-        add(&account.total, account.limit.load(Relaxed)).inspect_err(|_| _ = usage.fetch_sub(pages, Relaxed))
+        let (usage, limit) = (&account.usage[for_ as usize], account.limit.load(Relaxed));
+        if for_ == Use::Guest {
+            add(usage, account.guest_limit.load(Relaxed))?;
+            return add(&account.total, limit).inspect_err(|_| _ = usage.fetch_sub(pages, Relaxed));
+        }
+        add(&account.total, limit)?;
+        usage.fetch_add(pages, Relaxed);
+        Ok(())
     }
 
     /// Like [`Ledger::charge`], without regard to the limit.
