@@ -197,6 +197,9 @@ fn a_run_confines_its_qemu() {
         let environment = fs::read(format!("/proc/{qemu}/environ")).expect("its environment");
         assert!(!String::from_utf8_lossy(&environment).contains("TOKEN"), "no secret of the user's");
         let state = (status_of(&qemu, "Seccomp:"), status_of(&qemu, "NoNewPrivs:"));
+        let privileges = u64::from_str_radix(&status_of(&qemu, "CapEff:"), 16).expect("a set of bits");
+        // Root's, if it is root that runs this: of files alone (CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH).
+        assert!(privileges & !0b110 == 0 || state.0 == "0", "{privileges:#x}");
         run.kill().and_then(|()| run.wait()).expect("its end");
         state
     };

@@ -16,6 +16,9 @@ use rustix::process::{
     DumpableBehavior, Resource, Rlimit, Signal, getppid, getrlimit, set_dumpable_behavior,
     set_parent_process_death_signal, setrlimit,
 };
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set, set_capabilities,
+};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -102,6 +105,24 @@ pub fn close_descriptors(kept: &[RawFd]) {
     for number in numbers {
         // That of the directory is closed already.
         let _ = nix::unistd::close(number);
+    }
+}
+
+/// Gives up the privileges of root, but for that of opening files whose rights leave root out: programs that the process becomes lack
+/// them, too. Nothing changes for other users, and where the system does not let go of them.
+pub fn drop_privileges() {
+    let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+    for capability in (CapabilitySet::all() & !kept).iter() {
+        // Fails if there is none, or if the process may not.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    if let Ok(now) = capabilities(None) {
+        let sets = CapabilitySets {
+            effective: now.effective & kept,
+            permitted: now.permitted & kept,
+            inheritable: CapabilitySet::empty(),
+        };
+        let _ = set_capabilities(None, sets);
     }
 }
 

@@ -7,7 +7,7 @@ use super::disk::{Disk, Use};
 use super::qemu::{self, Boot, MachineSpec};
 use super::{monitor, relay, share};
 use crate::host::place::{IoError, find_program};
-use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, close_descriptors, end_with};
+use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, close_descriptors, drop_privileges, end_with};
 use crate::host::size::{MIB, Size};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::{OsStr, OsString};
@@ -103,6 +103,7 @@ impl ConfineArgs {
             // Kept open until the program is there: a file that has no name is opened anew by its descriptor.
             let kept = self.open_unnamed()?;
             self.confine()?;
+            drop_privileges();
             std::mem::forget(kept);
         }
         let mut program = self.program.into_iter();
