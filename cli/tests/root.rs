@@ -130,8 +130,18 @@ fn a_root_keeps_what_is_done_to_it() {
 #[test]
 fn what_is_no_root_is_told() {
     let scratch = Scratch::new();
-    File::create(scratch.disk()).and_then(|file| file.set_len(1 << 20)).expect("a file");
-    let (status, _, messages) = scratch.run(&[&root(&scratch.disk()), "--exec", "true"]);
+    File::create(scratch.disk()).and_then(|file| file.set_len(8 << 20)).expect("a file");
+    let run = || {
+        let (status, _, messages) = scratch.run(&[&root(&scratch.disk()), "--exec", "true"]);
+        (status, messages)
+    };
+    let (status, messages) = run();
+    assert_eq!(status, Some(1), "{messages}");
+    assert!(messages.contains("there is no Debian on") && messages.contains("no ext4 file system"), "{messages}");
+    // A file system without a Debian: the guest looks, and does not panic.
+    let made = std::process::Command::new("/usr/sbin/mke2fs").args(["-q", "-t", "ext4"]).arg(scratch.disk()).status();
+    assert!(made.is_ok_and(|status| status.success()), "a file system");
+    let (status, messages) = run();
     assert_eq!(status, Some(3), "{messages}");
-    assert!(messages.contains("gnomon: the first disk has no root that can be mounted"), "{messages}");
+    assert!(messages.contains("cannot start: the first disk has no Debian on it"), "{messages}");
 }
