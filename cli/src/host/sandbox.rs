@@ -108,7 +108,7 @@ pub fn close_descriptors(kept: &[RawFd]) {
     }
 }
 
-/// Gives up the privileges of root, but for that of opening files whose rights leave root out: programs that the process becomes lack
+/// Gives up the privileges of root, except that of opening files whose rights leave root out. Programs that the process becomes lack
 /// them, too. Nothing changes for other users, and where the system does not let go of them.
 pub fn drop_privileges() {
     let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
