@@ -194,23 +194,15 @@ fn restrict(places: Vec<(OwnedFd, Reach)>, has_tcp: bool) -> Result<RestrictionS
     if !has_tcp {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
-    // Sockets and pipes, which are open already, have no rules.
-    let is_file = |place: &OwnedFd| {
-        let kind = fstat(place).map(|stat| FileType::from_raw_mode(stat.st_mode));
-        matches!(
-            kind,
-            Ok(FileType::RegularFile | FileType::Directory | FileType::BlockDevice | FileType::CharacterDevice)
-        )
-    };
-    let places = places.into_iter().filter(|(place, _)| is_file(place));
-    let rules = places.map(|(place, reach)| {
-        let access = access(&place, reach);
-        Ok::<_, RulesetError>(PathBeneath::new(place, access))
+    let rules = places.into_iter().filter_map(|(place, reach)| {
+        let access = access(&place, reach)?;
+        Some(Ok::<_, RulesetError>(PathBeneath::new(place, access)))
     });
     ruleset.create()?.add_rules(rules)?.restrict_self()
 }
 
-fn access(place: &OwnedFd, reach: Reach) -> BitFlags<AccessFs> {
+/// The rights to a place; `None` for sockets and pipes, which are open already and have no rules.
+fn access(place: &OwnedFd, reach: Reach) -> Option<BitFlags<AccessFs>> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let denied = AccessFs::Execute | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev;
     let wanted = match reach {
@@ -219,10 +211,11 @@ fn access(place: &OwnedFd, reach: Reach) -> BitFlags<AccessFs> {
         Reach::Write => AccessFs::from_all(NEWEST) & !denied,
     };
     // A directory's rights are errors for a file; a block device says its size by `ioctl` only.
-    match fstat(place).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
-        Ok(FileType::Directory) => wanted,
-        Ok(FileType::BlockDevice) => wanted & AccessFs::from_file(NEWEST) | AccessFs::IoctlDev,
-        Ok(_) | Err(_) => wanted & AccessFs::from_file(NEWEST),
+    match FileType::from_raw_mode(fstat(place).ok()?.st_mode) {
+        FileType::Directory => Some(wanted),
+        FileType::BlockDevice => Some(wanted & AccessFs::from_file(NEWEST) | AccessFs::IoctlDev),
+        FileType::RegularFile | FileType::CharacterDevice => Some(wanted & AccessFs::from_file(NEWEST)),
+        _ => None,
     }
 }
 

@@ -1,11 +1,10 @@
 //! QEMU's process: `gnomon confine`, which only this program starts. It confines itself, and then becomes QEMU.
 //!
 //! QEMU reads what guests write: requests of virtio devices, images of disks. A guest that takes it over has what this sandbox leaves: the
-//! machine's own files, and sockets that are already open. System calls are restricted by QEMU itself (`-sandbox on`).
+//! machine's own files, and sockets that are already open. System calls are restricted here and by QEMU itself (`-sandbox on`).
 
 use super::disk::{Disk, Use};
 use super::qemu::{self, Boot, MachineSpec};
-use super::{monitor, relay, share};
 use crate::host::place::{IoError, find_program};
 use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, close_descriptors, drop_privileges, end_with};
 use crate::host::size::{MIB, Size};
@@ -155,7 +154,6 @@ impl ConfineArgs {
 /// The system calls that QEMU needs none of, and that Landlock does not look at: all sockets are open when it starts, and a file that it may
 /// open keeps its owner, rights and times, as do those that it may not.
 fn calls(has_sockets: bool) -> Vec<libc::c_long> {
-    // By its rings a process would make calls that no list sees.
     let sockets =
         [libc::SYS_socket, libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
     let files = [
@@ -180,6 +178,7 @@ fn calls(has_sockets: bool) -> Vec<libc::c_long> {
     #[cfg(not(target_arch = "x86_64"))]
     let older = [];
     let others = [
+        // By its rings a process would make calls that no list sees.
         libc::SYS_io_uring_setup,
         libc::SYS_kill,
         libc::SYS_tkill,
@@ -228,23 +227,15 @@ pub(super) fn gnomon(action: &str) -> Command {
     command
 }
 
-/// The command that starts a machine's QEMU, without QEMU's arguments. `scratch` is a directory that QEMU may use.
-pub(super) fn command(spec: &MachineSpec, scratch: Option<&Path>) -> Command {
+/// The command that starts a machine's QEMU, without QEMU's arguments. `scratch` is a directory that QEMU may use, `kept` are the numbers of
+/// the descriptors that it gets.
+pub(super) fn command(spec: &MachineSpec, scratch: Option<&Path>, kept: impl Iterator<Item = i32>) -> Command {
     let mut command = gnomon("confine");
     command.arg(format!("--parent={}", std::process::id()));
     if !spec.sandbox {
         command.arg("--no-sandbox");
     }
-    // The sockets that the machine has.
-    let has_files = spec.swap.is_some() || !spec.disks.is_empty();
-    let sockets = [
-        (spec.control.is_some(), qemu::CONTROL),
-        (has_files, monitor::DESCRIPTOR),
-        (spec.net.is_some(), relay::DESCRIPTOR),
-    ];
-    let sockets = sockets.into_iter().filter_map(|(is_there, number)| is_there.then_some(number));
-    let shares = (0..spec.shares.len()).map(share::descriptor);
-    command.args(sockets.chain(shares).map(|number| format!("--keep={number}")));
+    command.args(kept.map(|number| format!("--keep={number}")));
     let mut place = |option: &str, path: &Path| _ = command.arg(option).arg(path);
     for (path, reach) in places(spec) {
         place(if reach == Reach::Write { "--write" } else { "--read" }, &path);

@@ -20,8 +20,7 @@ use miette::Diagnostic;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -29,19 +28,6 @@ use std::time::{Duration, Instant};
 
 /// The time limit for QEMU to exit after Gnomon's last record.
 const GRACE: Duration = Duration::from_secs(5);
-/// Ends a program when its parent does, however that dies. Part of util-linux, which Debian
-/// always has; without it, QEMU outlives a killed `gnomon`.
-const SETPRIV: &str = "/usr/bin/setpriv";
-
-/// A command that starts a program, which ends with this process.
-pub(crate) fn end_with_parent(program: &str) -> Command {
-    if !Path::new(SETPRIV).exists() {
-        return Command::new(program);
-    }
-    let mut command = Command::new(SETPRIV);
-    command.args(["--pdeathsig", "KILL", "--", program]);
-    command
-}
 
 /// The reason why a machine cannot be run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -187,7 +173,6 @@ impl Machine {
         let control = spec.control.as_ref().map(UnixStream::connect).transpose()?;
         let (scratch, spec) = Scratch::of(spec)?;
         confine::make_logs(&spec)?;
-        let mut command = confine::command(&spec, scratch.as_ref().map(Scratch::path));
         let (sender, events) = channel();
         let reporter = sender.clone();
         // Without a receiver of events, the machine is about to end.
@@ -198,9 +183,6 @@ impl Machine {
         // Without files there are no errors of files.
         let has_files = spec.swap.is_some() || !spec.disks.is_empty();
         let follower = has_files.then(|| Follower::start(report)).transpose()?;
-        command.args(spec.args());
-        command.args(follower.iter().flat_map(|_| monitor::ARGS)).args(relay.iter().flat_map(|_| relay::ARGS));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let shares = sockets.into_iter().enumerate().map(|(number, socket)| (socket, share::descriptor(number)));
         let (monitor, follower) = follower.unzip();
         let (card, relay) = relay.unzip();
@@ -208,9 +190,13 @@ impl Machine {
         let others = monitor.map(|socket| (socket, monitor::DESCRIPTOR)).into_iter();
         let others = others.chain(card.map(|socket| (socket, relay::DESCRIPTOR))).chain(control);
         let mappings = shares.chain(others).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-        command
-            .fd_mappings(mappings.collect())
-            .map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
+        let mappings: Vec<_> = mappings.collect();
+        let kept = mappings.iter().map(|mapping| mapping.child_fd);
+        let mut command = confine::command(&spec, scratch.as_ref().map(Scratch::path), kept);
+        command.args(spec.args());
+        command.args(follower.iter().flat_map(|_| monitor::ARGS)).args(relay.iter().flat_map(|_| relay::ARGS));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.fd_mappings(mappings).map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
         let child = command.spawn();
         // QEMU's ends of the sockets are QEMU's alone, also if there is no QEMU: their readers here end with it.
         drop(command);

@@ -136,8 +136,8 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)
 }
 
-/// Handles an illegal instruction of a guest in VS mode. It is the guest's own, except a read of `time` on a hart without
-/// that CSR.
+/// Handles an illegal instruction of a guest in VS mode. It is the guest's own, except a read of the `time` CSR on a hart
+/// that lacks this CSR.
 #[cold]
 #[inline(never)]
 fn illegal_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {

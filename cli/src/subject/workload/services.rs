@@ -1,13 +1,17 @@
 //! Programs of this host that a guest reaches by its network.
 
-use crate::machine::process::end_with_parent;
 use serde::Serialize;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Ends a program when its parent does, however that dies. Part of util-linux, which Debian
+/// always has; without it, a service outlives a killed `gnomon`.
+const SETPRIV: &str = "/usr/bin/setpriv";
 
 /// The ports that are tried, in order. They are not those that the system assigns, and so nearly always the same: a guest's command line
 /// has them, and runs are to repeat.
@@ -68,6 +72,16 @@ impl Drop for Services {
         // Each looks at the flag at the next connection.
         self.running.iter().for_each(|(_, at)| _ = TcpStream::connect(at));
     }
+}
+
+/// A command that starts a program, which ends with this process.
+fn end_with_parent(program: &str) -> Command {
+    if !Path::new(SETPRIV).exists() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
 }
 
 /// Runs the program to its end.

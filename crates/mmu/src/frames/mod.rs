@@ -146,7 +146,7 @@ impl Frames {
     }
 
     /// Lets `owner` have `frames` at most for guest memory, beside the limit for all uses. So guest memory cannot take the frames
-    /// that tables need. Otherwise like [`Frames::set_limit`].
+    /// that tables need. What it has beyond that it keeps. Without this, there is no such limit.
     pub fn set_guest_limit(&self, owner: Owner, frames: u64) {
         self.shared.ledger.set_guest_limit(owner, frames);
     }
