@@ -212,8 +212,9 @@ impl Rig {
         None
     }
 
+    /// Waits for a frame that is so, up to a second.
     fn wait(&mut self, is_wanted: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(1);
         std::iter::repeat_with(|| self.look(&is_wanted)).take_while(|_| Instant::now() < end).find_map(|found| found)
     }
 
@@ -264,13 +265,17 @@ fn a_hostile_vm_reaches_no_other_and_ends_nothing() {
     let (hostile, other) = (rig.descriptors(0), rig.descriptors(1));
     assert!((udp::MOST..=4096).contains(&hostile) && other < 200, "{hostile} and {other} descriptors");
     // B sends by UDP still, also from a port that A has and no program of this host may have; it gets the answer, and A no fragment ever.
-    rig.send(&ipv4(B, (GATEWAY_MAC, GATEWAY), 0, 17, &udp((123, port), b"from b")));
     sink.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
     let mut content = [0; 2000];
-    let (count, from) = sink.recv_from(&mut content).expect("B's packet");
-    assert_eq!(&content[..count], b"from b", "no fragment has become a packet");
-    sink.send_to(b"to b", from).expect("an answer");
-    let answer = rig.wait(|frame| frame.starts_with(&B.0) && frame.ends_with(b"to b")).expect("B gets it");
+    // Several times: passt of 2025 empties a new socket after its first datagram was sent, and discards an answer that is that quick.
+    let answer = (0..20).find_map(|_| {
+        rig.send(&ipv4(B, (GATEWAY_MAC, GATEWAY), 0, 17, &udp((123, port), b"from b")));
+        let (count, from) = sink.recv_from(&mut content).expect("B's packet");
+        assert_eq!(&content[..count], b"from b", "no fragment has become a packet");
+        sink.send_to(b"to b", from).expect("an answer");
+        rig.wait(|frame| frame.starts_with(&B.0) && frame.ends_with(b"to b"))
+    });
+    let answer = answer.expect("B gets it");
     assert_eq!(answer[34..38], [port.to_be_bytes(), 123_u16.to_be_bytes()].concat());
     let pseudo = [&answer[26..34], &[0, 17], &answer[38..40], &answer[34..]].concat();
     let is_right = answer[40..42] == [0, 0] || matches!(checksum(&pseudo), [0, 0] | [0xff, 0xff]);
