@@ -35,7 +35,7 @@ pub const PAGES: &str = "pages";
 /// A window, in milliseconds: calm, then a storm.
 const WINDOW_MS: u64 = 12;
 /// A window of a storm of [`PAGES`]: within the shorter ones a VM waits for a few pages only.
-const PAGING_WINDOW_MS: u64 = 80;
+const PAGING_WINDOW_MS: u64 = 40;
 /// The time that does not count at both ends of a window, in milliseconds.
 const EDGE_MS: u64 = 2;
 
