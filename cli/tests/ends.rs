@@ -127,7 +127,8 @@ fn a_run_that_is_killed_leaves_nothing_either() {
     let _ = output.read_to_string(&mut String::new());
     assert!(scratch.left().is_empty(), "{:?}", scratch.left());
     // But for a directory, which is the next run's to remove.
-    let names = || std::fs::read_dir(&temporary).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+    let names =
+        || std::fs::read_dir(&temporary).expect("a directory").map(|entry| entry.expect("an entry").file_name());
     let temporary_ones = || names().filter(|name| name.to_string_lossy().starts_with("gnomon-scratch-")).count();
     assert_eq!(temporary_ones(), 1);
     let (child, _output) = start(scratch.run(&args).env("TMPDIR", &temporary), "hello");

@@ -222,8 +222,17 @@ impl Machine {
         servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Share(lost)))));
         std::thread::spawn(move || read_console(stdout, &sender, &places));
         let stderr = Some(std::thread::spawn(move || last_messages(stderr)));
-        let machine =
-            Self { child, events, chunks, input, stderr, scratch, _follower: follower, _relay: relay, _servers: servers };
+        let machine = Self {
+            child,
+            events,
+            chunks,
+            input,
+            stderr,
+            scratch,
+            _follower: follower,
+            _relay: relay,
+            _servers: servers,
+        };
         Ok((machine, stopper))
     }
 
@@ -393,7 +402,11 @@ mod tests {
             let Ok(Event::Output(pieces)) = events.recv() else { panic!("it has no end") };
             assert_eq!(pieces, [Piece::Text(vec![b'x'; CHUNK])]);
             let most = (handled + CHUNKS) * CHUNK;
-            assert!(read.load(Ordering::SeqCst) <= most, "{} bytes, {handled} chunks handled", read.load(Ordering::SeqCst));
+            assert!(
+                read.load(Ordering::SeqCst) <= most,
+                "{} bytes, {handled} chunks handled",
+                read.load(Ordering::SeqCst)
+            );
             chunks.recv().expect("its place");
         }
         drop(chunks);

@@ -185,7 +185,6 @@ impl Lines {
     pub fn finish(&mut self) -> Option<Vec<u8>> {
         Some(std::mem::take(&mut self.partial)).filter(|line| !line.is_empty())
     }
-
 }
 
 #[cfg(test)]

@@ -124,7 +124,10 @@ fn thrash() -> Check {
     let mut pages = (from.next_multiple_of(PAGE)..to - PAGE + 1).step_by(PAGE as usize).cycle();
     let count = (to - from.next_multiple_of(PAGE)) / PAGE;
     pages.by_ref().take(count as usize).for_each(|page| access::poke(page, page));
-    ensure!(matches!(schedule::at(metal::time()), (Moment::Calm(0), _)), "the first storm has begun before all pages were touched");
+    ensure!(
+        matches!(schedule::at(metal::time()), (Moment::Calm(0), _)),
+        "the first storm has begun before all pages were touched"
+    );
     let (mut touched, mut wrong) = (0_u64, 0_u64);
     for page in pages {
         while matches!(schedule::at(metal::time()).0, Moment::Calm(_)) {
