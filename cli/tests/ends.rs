@@ -8,9 +8,10 @@ use rexpect::session::spawn_command;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use says::says;
-use servers::{has_gone, servers_of};
+use servers::{children_of, has_gone, servers_of};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use tempfile::TempDir;
@@ -41,6 +42,14 @@ impl Scratch {
 
     fn cache(&self) -> PathBuf {
         self.dir.path().join("cache")
+    }
+
+    /// A program in place of QEMU that starts it as a child.
+    fn script(&self) -> PathBuf {
+        let script = self.dir.path().join("qemu");
+        std::fs::write(&script, "#!/bin/sh\nqemu-system-riscv64 \"$@\"\nexit $?\n").expect("a file");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("its rights");
+        script
     }
 
     fn left(&self) -> Vec<PathBuf> {
@@ -83,9 +92,12 @@ fn signals_end_a_run_and_leave_nothing() {
     for (signal, name) in
         [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT"), (Signal::HUP, "SIGHUP"), (Signal::QUIT, "SIGQUIT")]
     {
-        let (child, _output) = start(&mut scratch.run(&[]), "hello");
+        let (child, _output) = start(scratch.run(&[]).env("GNOMON_QEMU", scratch.script()), "hello");
+        let [script] = children_of(child.id())[..] else { panic!("one script") };
+        let [qemu] = children_of(script.as_raw_nonzero().get().unsigned_abs())[..] else { panic!("one QEMU") };
         send(&child, signal);
         let (status, said) = end_of(child);
+        assert!(has_gone(qemu), "QEMU");
         assert_eq!(status.code(), Some(128 + signal.as_raw()), "{said}");
         assert!(said.ends_with(&format!("\ngnomon: ended by {name}\n")), "{said}");
         assert!(scratch.left().is_empty(), "{:?}", scratch.left());
@@ -96,7 +108,15 @@ fn signals_end_a_run_and_leave_nothing() {
 fn a_run_that_is_killed_leaves_nothing_either() {
     let scratch = Scratch::new("hello\n");
     let share = scratch.dir.path().to_str().expect("text");
-    let (child, mut output) = start(&mut scratch.run(&["--share", share, "--share", "/:ro"]), "hello");
+    let (disk, temporary) = (format!("{share}/disk:1M"), scratch.dir.path().join("tmp"));
+    std::fs::create_dir(&temporary).expect("a directory");
+    let args = ["--share", share, "--share", "/:ro", "--disk", &disk];
+    // The disk is made by a run without --snapshot.
+    let (child, _output) = start(&mut scratch.run(&args), "hello");
+    send(&child, Signal::TERM);
+    end_of(child);
+    let args = [&args[..], &["--snapshot"]].concat();
+    let (child, mut output) = start(scratch.run(&args).env("TMPDIR", &temporary), "hello");
     let servers = servers_of(child.id());
     assert_eq!(servers.len(), 2);
     send(&child, Signal::KILL);
@@ -106,6 +126,45 @@ fn a_run_that_is_killed_leaves_nothing_either() {
     // QEMU holds the other end until it has gone, too.
     let _ = output.read_to_string(&mut String::new());
     assert!(scratch.left().is_empty(), "{:?}", scratch.left());
+    // But for a directory, which is the next run's to remove.
+    let names =
+        || std::fs::read_dir(&temporary).expect("a directory").map(|entry| entry.expect("an entry").file_name());
+    let temporary_ones = || names().filter(|name| name.to_string_lossy().starts_with("gnomon-scratch-")).count();
+    assert_eq!(temporary_ones(), 1);
+    let (child, _output) = start(scratch.run(&args).env("TMPDIR", &temporary), "hello");
+    send(&child, Signal::TERM);
+    end_of(child);
+    assert_eq!(temporary_ones(), 0);
+}
+
+#[test]
+fn a_reader_that_is_late_has_all() {
+    // s0 counts from 'a' to 'z' and anew; no line ends.
+    let alphabet = [
+        0x4442_48b7, // lui a7, 0x44424
+        0x34e8_8893, // addi a7, a7, 0x34e: "DBCN"
+        0x0020_0813, // li a6, 2: write a byte
+        0x0610_0413, // li s0, 'a'
+        0x07b0_0493, // li s1, 'z' + 1
+        0x0004_0513, // mv a0, s0
+        0x0000_0073, // ecall
+        0x0014_0413, // addi s0, s0, 1
+        0xfe94_1ae3, // bne s0, s1, -12
+        0xfe9f_f06f, // j -24
+    ];
+    let scratch = Scratch::new("");
+    std::fs::write(&scratch.kernel, alphabet.map(u32::to_le_bytes).concat()).expect("a file");
+    let mut child = scratch.run(&[]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gnomon");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let mut said = vec![0; 1 << 20];
+    child.stdout.as_mut().expect("its output").read_exact(&mut said).expect("a text without end");
+    // Behind the messages of the start.
+    let from = said.windows(3).position(|text| text == b"abc").expect("the alphabet");
+    let wrong = said[from..].iter().zip((b'a'..=b'z').cycle()).position(|(is, wanted)| *is != wanted);
+    assert_eq!(wrong, None, "{:?}", wrong.map(|at| String::from_utf8_lossy(&said[from + at..][..80]).into_owned()));
+    send(&child, Signal::TERM);
+    drop(child.stdout.take());
+    child.wait().expect("its status");
 }
 
 #[test]

@@ -30,8 +30,12 @@ pub const STORMS: [(Storm, &str); 6] = [
     (Storm::Faults, "faults"),
 ];
 
+/// The argument of both guests by which the storm consists of accesses to pages that are out.
+pub const PAGES: &str = "pages";
 /// A window, in milliseconds: calm, then a storm.
 const WINDOW_MS: u64 = 12;
+/// A window of a storm of [`PAGES`]: within the shorter ones a VM waits for a few pages only.
+const PAGING_WINDOW_MS: u64 = 40;
 /// The time that does not count at both ends of a window, in milliseconds.
 const EDGE_MS: u64 = 2;
 
@@ -55,7 +59,7 @@ pub enum Moment {
 #[must_use]
 pub fn at(time: u64) -> (Moment, bool) {
     let Some(time) = time.checked_sub(board().ticks(START_MS)) else { return (Moment::Calm(0), false) };
-    let window = board().ticks(WINDOW_MS);
+    let window = board().ticks(if board().bootargs == PAGES { PAGING_WINDOW_MS } else { WINDOW_MS });
     let (index, into) = ((time / window) as usize, time % window);
     let moment = match index / 2 {
         storm if storm >= STORMS.len() => Moment::Over,

@@ -74,6 +74,31 @@ impl Size {
     }
 }
 
+/// Splits `NAME:SIZE`. A last part that is no amount of memory belongs to the name.
+///
+/// # Errors
+/// [`SizeError`], if the last part can only be meant as an amount: a number with a sign, or with a unit, such as `-5G` or `1.2.3G`.
+pub fn split_size(text: &str) -> Result<(&str, Option<Size>), SizeError> {
+    let Some((name, word)) = text.rsplit_once(':') else { return Ok((text, None)) };
+    match word.parse() {
+        Ok(size) => Ok((name, Some(size))),
+        Err(why) if is_meant_as_size(word) => Err(why),
+        Err(_) => Ok((text, None)),
+    }
+}
+
+/// Returns whether a word is a number with a sign, or with a unit: no size, but no end of a file's name either.
+fn is_meant_as_size(word: &str) -> bool {
+    let unsigned = word.strip_prefix(['-', '+']);
+    let text = unsigned.unwrap_or(word);
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
+        && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.' || byte == b',');
+    let units = ["k", "kb", "kib", "m", "mb", "mib", "g", "gb", "gib", "t", "tb", "tib"];
+    is_number && (units.contains(&unit.as_str()) || unsigned.is_some() && unit.is_empty())
+}
+
 impl TryFrom<String> for Size {
     type Error = SizeError;
 
@@ -122,6 +147,18 @@ mod tests {
             "1.00000000000000000000000000000000000000001T",
         ] {
             assert_eq!(bad.parse::<Size>(), Err(SizeError(bad.into())), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_and_sizes_are_split() {
+        for (text, name, size) in
+            [("a", "a", None), ("a:b:2G", "a:b", Some(Size(2 << 30))), ("a:3", "a:3", None), ("a:x5G", "a:x5G", None)]
+        {
+            assert_eq!(split_size(text), Ok((name, size)));
+        }
+        for bad in ["-5G", "+5g", "-5", "1.2.3G", "1,5G", "99999999T"] {
+            assert_eq!(split_size(&format!("a:{bad}")), Err(SizeError(bad.into())));
         }
     }
 

@@ -17,14 +17,20 @@ use crate::machine::stream::{Piece, RecordFilter, Trouble};
 use abi::record::{Boot, Record, Stats, VmEnd};
 use command_fds::{CommandFdExt, FdMapping, FdMappingCollision};
 use miette::Diagnostic;
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdin, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Chunks of console output that wait to be handled, and most bytes of each. While there are so many no more is read, and then the machine
+/// waits: QEMU's UART sends nothing into a full pipe.
+const CHUNKS: usize = 8;
+const CHUNK: usize = 64 << 10;
 
 /// The time limit for QEMU to exit after Gnomon's last record.
 const GRACE: Duration = Duration::from_secs(5);
@@ -63,6 +69,8 @@ pub enum MachineError {
 pub struct Machine {
     child: Child,
     events: Receiver<Event>,
+    /// One for each chunk of output that was read and is not handled.
+    chunks: Receiver<()>,
     input: Input,
     stderr: Option<JoinHandle<String>>,
     scratch: Option<Scratch>,
@@ -78,6 +86,8 @@ pub struct Input(Arc<Mutex<ChildStdin>>);
 
 #[derive(Debug)]
 enum Event {
+    /// A chunk of console output.
+    Output(Vec<Piece>),
     Piece(Piece),
     End,
     Stop(Stopped),
@@ -174,6 +184,7 @@ impl Machine {
         let (scratch, spec) = Scratch::of(spec)?;
         confine::make_logs(&spec)?;
         let (sender, events) = channel();
+        let (places, chunks) = sync_channel(CHUNKS);
         let reporter = sender.clone();
         // Without a receiver of events, the machine is about to end.
         let report = move |end| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Uplink(end))));
@@ -209,10 +220,19 @@ impl Machine {
         let reporter = sender.clone();
         // If nothing runs any more, there is nothing to be told.
         servers.watch(move |lost| _ = reporter.send(Event::Piece(Piece::Trouble(Trouble::Share(lost)))));
-        std::thread::spawn(move || read_console(stdout, &sender));
+        std::thread::spawn(move || read_console(stdout, &sender, &places));
         let stderr = Some(std::thread::spawn(move || last_messages(stderr)));
-        let machine =
-            Self { child, events, input, stderr, scratch, _follower: follower, _relay: relay, _servers: servers };
+        let machine = Self {
+            child,
+            events,
+            chunks,
+            input,
+            stderr,
+            scratch,
+            _follower: follower,
+            _relay: relay,
+            _servers: servers,
+        };
         Ok((machine, stopper))
     }
 
@@ -240,8 +260,10 @@ impl Machine {
         let mut outcome = Outcome::default();
         let mut deadline = deadline.map(|at| (at, Stopped::Timeout));
         let mut wish = None;
+        let mut pieces = VecDeque::new();
         loop {
             let event = match deadline.into_iter().chain(wish).min_by_key(|(at, _)| *at) {
+                _ if !pieces.is_empty() => pieces.pop_front().map_or(Event::End, Event::Piece),
                 None => self.events.recv().unwrap_or(Event::End),
                 Some((at, why)) => match self.events.recv_timeout(at.saturating_duration_since(Instant::now())) {
                     Ok(event) => event,
@@ -250,6 +272,11 @@ impl Machine {
                 },
             };
             let next = match event {
+                Event::Output(chunk) => {
+                    pieces.extend(chunk);
+                    let _ = self.chunks.try_recv();
+                    continue;
+                }
                 Event::Piece(piece) => {
                     if let Piece::Record(record) = &piece {
                         outcome.note(record);
@@ -293,7 +320,7 @@ impl Machine {
         let end = Instant::now() + grace;
         while !processors::has_ended(&self.child)? {
             if Instant::now() >= end {
-                return self.child.kill();
+                return processors::end_with_children(&self.child);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -303,9 +330,11 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Fails only if it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // One that was waited for has no number any more. It may be a script that has started QEMU.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = processors::end_with_children(&self.child);
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -321,24 +350,66 @@ impl Outcome {
     }
 }
 
-fn read_console(mut pipe: impl Read, events: &Sender<Event>) {
+/// Reads the console to its end. `places` has room for the chunks that may wait.
+fn read_console(mut pipe: impl Read, events: &Sender<Event>, places: &SyncSender<()>) {
     let mut filter = RecordFilter::default();
-    let mut buffer = vec![0; 64 << 10];
+    let mut buffer = vec![0; CHUNK];
     loop {
+        // Without a receiver the machine is about to end.
+        if places.send(()).is_err() {
+            return;
+        }
         let pieces = match pipe.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => filter.push(&buffer[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) if error.kind() == ErrorKind::Interrupted => Vec::new(),
             Err(_) => break,
         };
-        for piece in pieces {
-            if events.send(Event::Piece(piece)).is_err() {
-                return;
-            }
+        if events.send(Event::Output(pieces)).is_err() {
+            return;
         }
     }
     if let Some(piece) = filter.finish() {
         let _ = events.send(Event::Piece(piece));
     }
     let _ = events.send(Event::End);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// A console that prints without end, and counts what was read.
+    struct Endless(Arc<AtomicUsize>);
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            buffer.fill(b'x');
+            self.0.fetch_add(buffer.len(), Ordering::SeqCst);
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_than_is_handled() {
+        let read = Arc::new(AtomicUsize::new(0));
+        let (sender, events) = channel();
+        let (places, chunks) = sync_channel(CHUNKS);
+        let console = Endless(Arc::clone(&read));
+        let thread = std::thread::spawn(move || read_console(console, &sender, &places));
+        for handled in 0..100 {
+            let Ok(Event::Output(pieces)) = events.recv() else { panic!("it has no end") };
+            assert_eq!(pieces, [Piece::Text(vec![b'x'; CHUNK])]);
+            let most = (handled + CHUNKS) * CHUNK;
+            assert!(
+                read.load(Ordering::SeqCst) <= most,
+                "{} bytes, {handled} chunks handled",
+                read.load(Ordering::SeqCst)
+            );
+            chunks.recv().expect("its place");
+        }
+        drop(chunks);
+        thread.join().expect("it ends without a receiver");
+    }
 }

@@ -88,6 +88,75 @@ impl RecordFilter {
     }
 }
 
+/// Bytes of a line from which on it is given out in parts.
+pub const MOST_LINE: usize = 64 << 10;
+/// CRs before an LF that belong to the line's end.
+const MOST_RETURNS: usize = 16;
+
+/// A line without its end, or a part of one that is longer than [`MOST_LINE`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The text.
+    pub bytes: Vec<u8>,
+    /// Set if the line begins with it.
+    pub begins: bool,
+    /// Set if the line ends with it.
+    pub ends: bool,
+}
+
+/// Cuts text into lines like [`Lines`], and long lines into parts: a guest can print without end and without line breaks, and little of it
+/// is kept.
+#[derive(Debug, Default)]
+pub struct Parts {
+    partial: Vec<u8>,
+    /// Set if the beginning of the line was given out.
+    is_inside: bool,
+}
+
+impl Parts {
+    /// Takes in what came, gives out the lines that are complete, and parts of one that is long.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            let begins = !self.is_inside;
+            if self.partial.last() == Some(&b'\n') {
+                self.partial.pop();
+                while self.partial.last() == Some(&b'\r') {
+                    self.partial.pop();
+                }
+                self.is_inside = false;
+                parts.push(Part { bytes: std::mem::take(&mut self.partial), begins, ends: true });
+            } else if self.partial.len() > MOST_LINE {
+                let kept = self.partial.split_off(self.partial.len() - undecided(&self.partial));
+                self.is_inside = true;
+                parts.push(Part { bytes: std::mem::replace(&mut self.partial, kept), begins, ends: false });
+            }
+        }
+        parts
+    }
+
+    /// Returns the rest at the end of the text, which has no line end.
+    pub fn finish(&mut self) -> Option<Part> {
+        let begins = !std::mem::take(&mut self.is_inside);
+        let bytes = Some(std::mem::take(&mut self.partial)).filter(|bytes| !bytes.is_empty())?;
+        Some(Part { bytes, begins, ends: true })
+    }
+
+    /// Returns the beginning of an incomplete line, as far as none of it was given out.
+    #[must_use]
+    pub fn beginning(&self) -> &[u8] {
+        if self.is_inside { &[] } else { &self.partial }
+    }
+}
+
+/// The number of last bytes whose meaning depends on what follows: CRs, and the first three bytes of an escape sequence.
+fn undecided(bytes: &[u8]) -> usize {
+    let returns = bytes.iter().rev().take(MOST_RETURNS).take_while(|byte| **byte == b'\r').count();
+    let escape = bytes.iter().rev().take(3).position(|byte| *byte == b'\x1b').map_or(0, |at| at + 1);
+    returns.max(escape)
+}
+
 /// Cuts text into lines. A line ends with LF; CRs before it belong to the line end.
 #[derive(Debug, Default)]
 pub struct Lines {
@@ -115,12 +184,6 @@ impl Lines {
     /// The last line, if it has no end.
     pub fn finish(&mut self) -> Option<Vec<u8>> {
         Some(std::mem::take(&mut self.partial)).filter(|line| !line.is_empty())
-    }
-
-    /// The incomplete last line.
-    #[must_use]
-    pub fn partial(&self) -> &[u8] {
-        &self.partial
     }
 }
 
@@ -162,10 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn long_lines_come_in_parts() {
+        let part = |text: &[u8], begins, ends| Part { bytes: text.to_vec(), begins, ends };
+        let mut parts = Parts::default();
+        assert_eq!(parts.push(b"a\r\n\nb"), [part(b"a", true, true), part(b"", true, true)]);
+        assert_eq!(parts.beginning(), b"b");
+        assert_eq!(parts.finish(), Some(part(b"b", true, true)));
+        assert_eq!(parts.finish(), None);
+        // Neither the line's end nor a sequence for a terminal is cut.
+        let long = vec![b'x'; MOST_LINE];
+        for (last, next) in [("\r\r", "\n"), ("\x1b[6", "n\n"), ("y", "z\n")] {
+            let decided = if last == "y" { 1 } else { 0 };
+            let given = parts.push(&[&long, last.as_bytes()].concat());
+            assert_eq!(given, [part(&[&long, &last.as_bytes()[..decided]].concat(), true, false)], "{last:?}");
+            assert_eq!(parts.beginning(), b"");
+            let rest = format!("{}{}", &last[decided..], next);
+            assert_eq!(parts.push(next.as_bytes()), [part(rest.trim_end().as_bytes(), false, true)], "{last:?}");
+        }
+        // Of a text without end little is kept.
+        for text in [[b'x'; 1000], [b'\r'; 1000], [b'\x1b'; 1000]] {
+            let given: usize = (0..1000).flat_map(|_| parts.push(&text)).map(|part| part.bytes.len()).sum();
+            assert!(parts.partial.len() <= MOST_LINE && given + parts.partial.len() == 1_000_000);
+            parts.finish();
+        }
+    }
+
+    #[test]
     fn lines_end_with_lf_or_crlf() {
         let mut lines = Lines::default();
         assert_eq!(lines.push(b"a\r\nb\n\r\r\nc\r"), [b"a".to_vec(), b"b".to_vec(), vec![]]);
-        assert_eq!(lines.partial(), b"c\r");
         assert_eq!(lines.push(b"\n"), [b"c".to_vec()]);
         assert_eq!(lines.push(b"d"), Vec::<Vec<u8>>::new());
         assert_eq!(lines.finish(), Some(b"d".to_vec()));

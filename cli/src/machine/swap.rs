@@ -2,7 +2,7 @@
 //!
 //! The file begins with a page that says what it is. The device is the rest. So `--swap` overwrites files of its own only.
 
-use crate::host::size::{PAGE, Size};
+use crate::host::size::{PAGE, Size, split_size};
 use crate::host::words::quoted_path;
 use crate::machine::disk::{block_device, file_node};
 use miette::Diagnostic;
@@ -31,10 +31,7 @@ impl FromStr for SwapSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (path, size) = match text.rsplit_once(':') {
-            Some((path, size)) if size.parse::<Size>().is_ok() => (path, size.parse().ok()),
-            _ => (text, None),
-        };
+        let (path, size) = split_size(text).map_err(|why| why.to_string())?;
         if path.is_empty() {
             return Err("name a file: --swap FILE or --swap FILE:SIZE, such as --swap swap.img:2G".into());
         }
@@ -140,6 +137,7 @@ mod tests {
         assert_eq!("a".parse(), spec("a", None));
         assert_eq!("a:2G".parse(), spec("a", Some(Size(2 << 30))));
         assert_eq!("a:b".parse(), spec("a:b", None));
+        assert!("x:-5G".parse::<SwapSpec>().expect_err("no size").contains("`-5G` is not an amount of memory"));
         assert!(":1G".parse::<SwapSpec>().is_err() && "".parse::<SwapSpec>().is_err());
     }
 

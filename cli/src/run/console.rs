@@ -1,6 +1,6 @@
 //! The guests' consoles as a user or a program sees them.
 
-use crate::machine::stream::Lines;
+use crate::machine::stream::{Part, Parts};
 use std::collections::VecDeque;
 
 /// Lines of the consoles that are kept for the case of trouble.
@@ -36,15 +36,17 @@ impl Tail {
 pub enum ExecEvent {
     /// The commands' output: to be shown as it is.
     Output(Vec<u8>),
-    /// A line of something else: the kernel, init, Gnomon.
-    Other(Vec<u8>),
+    /// A line of something else, or a part of one: the kernel, init, Gnomon.
+    Other(Part),
 }
 
 /// Follows the commands of `--exec` in all VMs.
 #[derive(Debug)]
 pub struct ExecDemux {
     vms: Vec<ExecVm>,
-    lines: Lines,
+    lines: Parts,
+    /// The VM, by its place, of a line of which a part has come.
+    current: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -69,13 +71,13 @@ impl ExecDemux {
     #[must_use]
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let vm = |name: &str| ExecVm { name: name.to_owned(), state: ExecState::Before };
-        Self { vms: names.into_iter().map(vm).collect(), lines: Lines::default() }
+        Self { vms: names.into_iter().map(vm).collect(), lines: Parts::default(), current: None }
     }
 
     /// Takes in console output.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<ExecEvent> {
-        let lines = self.lines.push(bytes);
-        lines.into_iter().map(|line| self.line(line)).collect()
+        let parts = self.lines.push(bytes);
+        parts.into_iter().map(|part| self.part(part)).collect()
     }
 
     /// The VMs whose commands have not begun.
@@ -85,7 +87,7 @@ impl ExecDemux {
 
     /// Returns the rest at the end of the output.
     pub fn finish(&mut self) -> Option<ExecEvent> {
-        self.lines.finish().map(|line| self.line(line))
+        self.lines.finish().map(|part| self.part(part))
     }
 
     /// The status of the commands in each VM; `None` where they were interrupted.
@@ -96,31 +98,38 @@ impl ExecDemux {
         })
     }
 
-    fn line(&mut self, line: Vec<u8>) -> ExecEvent {
+    fn part(&mut self, part: Part) -> ExecEvent {
         let is_one = self.vms.len() == 1;
-        let whose = whose(&line, self.vms.iter().map(|vm| vm.name.as_str()));
-        let Some((index, content)) = whose.map(|(index, content)| (index, content.to_vec())) else {
-            return ExecEvent::Other(line);
+        let line = part.bytes.as_slice();
+        let whose = if part.begins {
+            let whose = whose(line, self.vms.iter().map(|vm| vm.name.as_str()));
+            whose.map(|(index, content)| (index, line.len() - content.len()))
+        } else {
+            self.current.map(|index| (index, 0))
         };
+        self.current = whose.map(|(index, _)| index);
+        let Some((index, prefix)) = whose else { return ExecEvent::Other(part) };
+        let content = &line[prefix..];
         let state = &mut self.vms[index].state;
+        let is_whole = part.begins && part.ends;
         match *state {
-            ExecState::Before if content == BEGIN => {
+            ExecState::Before if is_whole && content == BEGIN => {
                 *state = ExecState::Inside { holds_newline: false };
-                ExecEvent::Other(line)
+                ExecEvent::Other(part)
             }
-            ExecState::Before | ExecState::Ended(_) => ExecEvent::Other(line),
+            ExecState::Before | ExecState::Ended(_) => ExecEvent::Other(part),
             ExecState::Inside { holds_newline } => {
-                let status = content.strip_prefix(END).and_then(|rest| std::str::from_utf8(rest).ok()?.parse().ok());
-                if let Some(status) = status {
+                let end = content.strip_prefix(END).filter(|_| is_whole);
+                if let Some(status) = end.and_then(|rest| std::str::from_utf8(rest).ok()?.parse().ok()) {
                     *state = ExecState::Ended(status);
-                    return ExecEvent::Other(line);
+                    return ExecEvent::Other(part);
                 }
                 // Beside other VMs' lines each needs its end; what is held back then is an empty line.
-                let is_held = is_one || content.is_empty();
+                let is_held = part.ends && (is_one || part.begins && content.is_empty());
                 *state = ExecState::Inside { holds_newline: is_held };
                 let mut out = Vec::with_capacity(line.len() + 1);
                 if holds_newline && !is_one {
-                    out.extend(&line[..line.len() - content.len()]);
+                    out.extend(&line[..prefix]);
                 }
                 if holds_newline {
                     out.push(b'\n');
@@ -128,7 +137,7 @@ impl ExecDemux {
                 if is_one || !is_held {
                     out.extend(line);
                 }
-                if !is_held {
+                if !is_held && part.ends {
                     out.push(b'\n');
                 }
                 ExecEvent::Output(out)
@@ -150,7 +159,7 @@ fn whose<'a>(line: &'a [u8], names: impl ExactSizeIterator<Item = &'a str>) -> O
 #[derive(Debug)]
 pub struct PanicWatch {
     vms: Vec<Watched>,
-    lines: Lines,
+    lines: Parts,
 }
 
 #[derive(Debug)]
@@ -173,14 +182,15 @@ impl PanicWatch {
             has_ended: false,
             panic: None,
         };
-        Self { vms: vms.into_iter().map(vm).collect(), lines: Lines::default() }
+        Self { vms: vms.into_iter().map(vm).collect(), lines: Parts::default() }
     }
 
     /// Takes in console output.
     pub fn push(&mut self, bytes: &[u8]) {
-        for line in self.lines.push(bytes) {
+        // The kernel's lines are short: more of a long one says nothing.
+        for line in self.lines.push(bytes).into_iter().filter(|part| part.begins) {
             let names = self.vms.iter().map(|vm| vm.name.as_str());
-            let Some((index, content)) = whose(&line, names) else { continue };
+            let Some((index, content)) = whose(&line.bytes, names) else { continue };
             let (message, may_be_last_words) = (panic_message(content), may_be_last_words(content));
             let panic = &mut self.vms[index].panic;
             match message {
@@ -191,7 +201,7 @@ impl PanicWatch {
         }
         // A prompt has no end of line.
         if let [vm] = &mut self.vms[..]
-            && !may_be_last_words(self.lines.partial())
+            && !may_be_last_words(self.lines.beginning())
         {
             vm.panic = None;
         }
@@ -253,6 +263,7 @@ fn panic_message(line: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::stream::MOST_LINE;
 
     fn output(demux: &mut ExecDemux, stream: &[u8]) -> String {
         let mut out = Vec::new();
@@ -298,6 +309,29 @@ mod tests {
             let mut demux = ExecDemux::new(["a", "b"]);
             let stream = format!("a| gnomon-exec: begin\n{said}a| gnomon-exec: end 0\n");
             assert_eq!(output(&mut demux, stream.as_bytes()), shown, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn lines_without_end_pass_through() {
+        let long = "x".repeat(3 * MOST_LINE);
+        for prefix in ["", "a| "] {
+            let names = ["a", "b"].into_iter().take(if prefix.is_empty() { 1 } else { 2 });
+            let mut demux = ExecDemux::new(names);
+            let begin = format!("{prefix}gnomon-exec: begin\n{prefix}one\n{prefix}");
+            let end = format!("\n{prefix}\n{prefix}two\n{prefix}gnomon-exec: end 0\n");
+            let stream = [begin.as_str(), &long, &end].concat();
+            let events: Vec<_> = stream.as_bytes().chunks(1000).flat_map(|piece| demux.push(piece)).collect();
+            let said = events.iter().filter_map(|event| match event {
+                ExecEvent::Output(bytes) => Some(bytes.as_slice()),
+                ExecEvent::Other(_) => None,
+            });
+            assert!(said.clone().all(|bytes| bytes.len() < 2 * MOST_LINE));
+            let said = String::from_utf8(said.collect::<Vec<_>>().concat()).expect("text");
+            let last = if prefix.is_empty() { "two" } else { "a| two\n" };
+            let wanted = format!("{prefix}one\n{prefix}{long}\n{prefix}\n{last}");
+            assert!(said == wanted, "{} of {}", said.len(), wanted.len());
+            assert_eq!(demux.statuses().next(), Some(("a", Some(0))));
         }
     }
 

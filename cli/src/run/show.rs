@@ -2,7 +2,7 @@
 
 use crate::host::tty;
 use crate::machine::process::{Next, Stopped};
-use crate::machine::stream::{Lines, Piece};
+use crate::machine::stream::{Part, Parts, Piece};
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch, Tail};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
@@ -18,7 +18,7 @@ pub struct Show {
     mode: ConsoleMode,
     demux: Option<ExecDemux>,
     is_verbose: bool,
-    lines: Lines,
+    lines: Parts,
     tail: Tail,
     watch: Option<PanicWatch>,
     /// The time when the run is to be stopped, since only panicked kernels are left.
@@ -37,7 +37,7 @@ impl Show {
             mode,
             demux,
             is_verbose,
-            lines: Lines::default(),
+            lines: Parts::default(),
             tail: Tail::default(),
             watch,
             stop_at: None,
@@ -106,8 +106,8 @@ impl Show {
             (None, ConsoleMode::Lines) => {
                 let mut text = Vec::new();
                 for line in self.lines.push(bytes) {
-                    text.extend(if self.has_terminal { line } else { without_queries(&line) });
-                    text.push(b'\n');
+                    text.extend(if self.has_terminal { line.bytes } else { without_queries(&line.bytes) });
+                    text.extend(line.ends.then_some(b'\n'));
                 }
                 self.print(&text)
             }
@@ -126,7 +126,7 @@ impl Show {
     /// Shows what is left at the end of the output.
     pub fn finish(&mut self) {
         let last = self.demux.as_mut().and_then(ExecDemux::finish);
-        let rest = self.lines.finish().unwrap_or_default();
+        let rest = self.lines.finish().map(|part| part.bytes).unwrap_or_default();
         let rest = if self.has_terminal { rest } else { without_queries(&rest) };
         // The run is over; output that is closed by now is no news.
         let _ = self.exec_events(last.into_iter().collect());
@@ -145,18 +145,19 @@ impl Show {
                     let line = bytes.strip_prefix(b"\n").unwrap_or(&bytes);
                     self.tail.push(line.strip_suffix(b"\n").unwrap_or(line));
                 }
-                ExecEvent::Other(line) => self.other(&line),
+                ExecEvent::Other(part) => self.other(&part),
             }
         }
         Ok(())
     }
 
-    fn other(&mut self, line: &[u8]) {
+    fn other(&mut self, part: &Part) {
         if self.is_verbose {
+            let end: &[u8] = if part.ends { b"\n" } else { b"" };
             // As the guest printed it. A reader that has closed it is not an error.
-            let _ = stderr().lock().write_all(&[line, b"\n"].concat());
+            let _ = stderr().lock().write_all(&[&part.bytes, end].concat());
         }
-        self.tail.push(line);
+        self.tail.push(&part.bytes);
     }
 
     fn print(&mut self, bytes: &[u8]) -> std::io::Result<()> {

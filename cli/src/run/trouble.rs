@@ -76,7 +76,12 @@ fn of_file(prepared: &Prepared, error: &FileError) -> [String; 2] {
                 Operation::Write => "the page stays in memory, and a VM that finds no memory will end",
                 Operation::Read => "the VM that needs the page will end",
             };
-            (file, what, effect, "or name a swap file on another file system")
+            (
+                file,
+                what,
+                effect,
+                "or name a swap file on another one, before the next run: after eight errors this one writes nothing more to it",
+            )
         }
         None => {
             (PathBuf::new(), format!("the device {}", error.drive), "the guest got an I/O error", "and start again")

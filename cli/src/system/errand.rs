@@ -3,7 +3,7 @@
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::Snapshot;
 use crate::machine::process::{Machine, Next};
-use crate::machine::stream::Piece;
+use crate::machine::stream::{Part, Piece};
 use crate::run::console::{ExecDemux, ExecEvent, Tail};
 use crate::run::{self, RunSpec};
 use crate::vm::file::VmFile;
@@ -48,7 +48,7 @@ pub fn run(vm: VmFile, commands: String, mut said: impl FnMut(&str)) -> miette::
     let outcome = machine.run(Some(Instant::now() + SILENCE), |piece| {
         let Piece::Text(bytes) = piece else { return Next::Continue };
         for event in demux.push(bytes) {
-            let (ExecEvent::Output(line) | ExecEvent::Other(line)) = event;
+            let (ExecEvent::Output(line) | ExecEvent::Other(Part { bytes: line, .. })) = event;
             let line = line.strip_prefix(b"\n").unwrap_or(&line);
             let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(line)).into_owned();
             said(&text);

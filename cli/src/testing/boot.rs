@@ -209,7 +209,8 @@ pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
         h: case.variant.h,
         seat,
         exec: None,
-        clock: clock(&case.test),
+        // A run with random bytes is never the same, so `--icount` refuses it. Here it is for the shares of time.
+        clock: if case.test.rng { Clock::Real } else { clock(&case.test) },
         meter: None,
         qemu_args: case.test.qemu.clone(),
         console: ConsoleMode::Lines,
@@ -239,7 +240,12 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     for companion in test.beside.iter().chain(&test.then) {
         let kernel = Kernel::File(guest(&companion.guest, programs)?);
         let file = bare(Some(kernel), &companion.append, companion.mmu.or(case.variant.mmu));
-        files.push(VmFile { memory: companion.memory.or(file.memory), vcpus: companion.vcpus.or(file.vcpus), ..file });
+        files.push(VmFile {
+            memory: companion.memory.or(file.memory),
+            limit: companion.limit.or(file.limit),
+            vcpus: companion.vcpus.or(file.vcpus),
+            ..file
+        });
     }
     for (file, name) in files.iter_mut().zip(case.vms()) {
         file.name = Some(name);
@@ -294,6 +300,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let provided = system::provide(&spec)?;
     spec.roots = provided.roots.clone();
     let mut prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
+    prepared.machine.clock = clock(test);
     prepared.machine.control = partner.as_ref().map(|partner| partner.machine_path().to_owned());
     let transcript = metered::follow(test, &prepared.machine, |machine| follow(case, machine))?;
     // A test guest leaves no files.

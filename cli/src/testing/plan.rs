@@ -233,6 +233,8 @@ pub struct Companion {
     pub mmu: Option<MmuMode>,
     /// RAM of its VM, likewise.
     pub memory: Option<Size>,
+    /// The most RAM that its VM has in memory at a time, likewise.
+    pub limit: Option<Size>,
     /// Its vCPUs, likewise.
     pub vcpus: Option<u32>,
 }

@@ -80,6 +80,8 @@ tunables! {
     UnmapAtRandom = "unmap-at-random", Kind::Number(4096), 0, "pages that are made idle each millisecond, at random: a test of everything that faults";
     /// The number of id bits, for tests.
     IdBits = "id-bits", Kind::Number(16), 16, "bits that VMIDs and ASIDs have, where harts have more: a test of what runs out; from the start only";
+    /// Idle harts that do not wait, for tests.
+    IdlePoll = "idle-poll", Kind::Switch, 0, "idle harts look for interrupts all the time instead of waiting: with --icount, where harts share the clock, they slow the others as if they worked";
 }
 
 /// A setting that cannot be.

@@ -1,13 +1,13 @@
 //! A VM that counts what it gets done while a neighbour (`storm`) is calm, and while it storms. Its rounds are work, prints,
 //! first touches of pages, and a timer that ticks. With the argument `any` the neighbour storms when it likes, and
 //! the worst times are compared with the best. With `device` all storms are alike, and are compared together; so with `card`, where it has a
-//! network card that is live. Needs `icount`, and a hart of its own.
+//! network card that is live, and with `pages`, where the schedule is longer. Needs `icount`, and a hart of its own.
 #![no_std]
 #![no_main]
 
 use core::hint::black_box;
 use guests::console::line;
-use guests::schedule::{self, Moment, STORMS};
+use guests::schedule::{self, Moment, PAGES, STORMS};
 use guests::trap::{enable, on_interrupt, with_interrupts};
 use guests::virtio::{CARD, MAC, Rings};
 use guests::{Check, access, board, ensure, ram, run, sbi};
@@ -40,7 +40,7 @@ fn main() {
         // The card is up from the first notification on.
         CARD.set(0x050, 0);
     }
-    let are_alike = matches!(board().bootargs, "device" | "card");
+    let are_alike = matches!(board().bootargs, "device" | "card" | PAGES);
     let (calm, storm) = with_interrupts(by_schedule);
     for (index, (_, name)) in STORMS.iter().enumerate() {
         run(name, || compare(calm[index], storm[index], if are_alike { BOUND_OF_WINDOW } else { BOUND }));
@@ -60,9 +60,11 @@ fn compare(calm: u64, storm: u64, bound: u64) -> Check {
 /// One round, the `n`th.
 fn round(n: u64) {
     black_box((0..100_u64).fold(n, |sum, step| sum.wrapping_mul(3).wrapping_add(step)));
-    if n.is_multiple_of(8) {
+    // There is memory for all of the schedule.
+    let every = if board().bootargs == PAGES { 64 } else { 8 };
+    if n.is_multiple_of(every) {
         let (from, to) = board().largest_free();
-        let page = from.next_multiple_of(PAGE) + n / 8 * PAGE;
+        let page = from.next_multiple_of(PAGE) + n / every * PAGE;
         if page + PAGE <= to {
             access::poke(page, n);
         }

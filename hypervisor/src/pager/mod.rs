@@ -25,6 +25,7 @@ pub(crate) mod clock;
 pub(crate) mod disk;
 pub(crate) mod homes;
 pub mod promoter;
+mod wanted;
 
 pub use crate::backend::disks::{IoError, NotBegun, Token};
 pub use clock::Portion;
@@ -37,6 +38,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::SeqCst;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use crate::vm::Vm;
+use abi::bundle::MAX_VMS;
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -46,6 +48,7 @@ use disk::{Shelf, Slots};
 use mmu::frames::{Ahead, AllocError, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
+use wanted::Wanted;
 
 /// Writes that fail one after another, after which none is begun any more: each takes long, and is for nothing.
 pub(crate) const MOST_FAILED: u32 = 8;
@@ -135,6 +138,8 @@ pub struct Pager {
     /// The goal of a sweep that found nothing to take, and the count of events then: it means something until the next
     /// one.
     pub(crate) exhausted: Mutex<Option<(u64, Goal)>>,
+    /// The pages of each VM, by slot, that have been waited for.
+    pub(crate) wanted: Vec<Wanted>,
     /// VMs that are to end, and why.
     pub(crate) doomed: Mutex<Vec<(Handle, String)>>,
     pub(crate) has_doomed: AtomicBool,
@@ -186,6 +191,7 @@ impl Pager {
             over_limit: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
             exhausted: Mutex::new(None),
+            wanted: (0..MAX_VMS).map(|_| Wanted::default()).collect(),
             doomed: Mutex::new(Vec::new()),
             has_doomed: AtomicBool::new(false),
             events: AtomicU64::new(0),

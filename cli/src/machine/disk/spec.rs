@@ -1,6 +1,6 @@
 //! Disks as users describe them: by a table of a VM file, or by `--disk`.
 
-use crate::host::size::{Size, SizeError};
+use crate::host::size::{Size, split_size};
 use crate::host::written::{self, Written};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -92,10 +92,9 @@ impl FromStr for DiskSpec {
                 "ro" => spec.readonly = true,
                 "raw" => spec.format = Some(Format::Raw),
                 "qcow2" => spec.format = Some(Format::Qcow2),
-                _ => match word.parse() {
-                    Ok(size) => spec.size = Some(size),
-                    Err(why) if is_meant_as_size(word) => return Err(SizeError::to_string(&why)),
-                    Err(_) => break,
+                _ => match split_size(rest).map_err(|why| why.to_string())? {
+                    (_, None) => break,
+                    (_, size) => spec.size = size,
                 },
             }
             rest = file;
@@ -106,18 +105,6 @@ impl FromStr for DiskSpec {
         spec.file = rest.into();
         Ok(spec)
     }
-}
-
-/// Returns whether a word is a number with a sign, or with a unit: no size, but no end of a file's name either.
-fn is_meant_as_size(word: &str) -> bool {
-    let unsigned = word.strip_prefix(['-', '+']);
-    let text = unsigned.unwrap_or(word);
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = text[digits.len()..].to_ascii_lowercase();
-    let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
-        && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.' || byte == b',');
-    let units = ["k", "kb", "kib", "m", "mb", "mib", "g", "gb", "gib", "t", "tb", "tib"];
-    is_number && (units.contains(&unit.as_str()) || unsigned.is_some() && unit.is_empty())
 }
 
 impl DiskSpec {

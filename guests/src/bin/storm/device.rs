@@ -10,6 +10,9 @@ const AT_ONCE: u64 = 16;
 /// Bytes of the header in front of each frame.
 const HEADER: u64 = 12;
 
+/// Random bytes that are asked for at once: as many as one buffer gets.
+const PIECE: u64 = 64;
+
 /// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -19,6 +22,8 @@ enum Kind {
     Share,
     /// Questions for the gateway's address (ARP), and the answers.
     Net,
+    /// Random bytes.
+    Entropy,
 }
 
 /// A storm of requests.
@@ -41,6 +46,7 @@ impl Flood {
             "disk" => (Kind::Disk, Device(0x1000_2000)),
             "share" => (Kind::Share, Device(0x1000_a000)),
             "net" => (Kind::Net, CARD),
+            "rng" => (Kind::Entropy, Device(0x1000_e000)),
             _ => return None,
         };
         let rings = ram::pages(8)[0].address();
@@ -108,6 +114,7 @@ impl Flood {
                 poke_bytes(page + 16, &frame);
                 describe(table, head, (page + 16 - HEADER, HEADER + frame.len() as u64), 0, 0);
             }
+            Kind::Entropy => describe(table, head, (answer, PIECE), WRITE, 0),
         }
         head
     }
@@ -140,6 +147,10 @@ impl Flood {
             Kind::Net => {
                 let came = get16(self.arrivals.device + 2);
                 ensure!(came > least, "only {came} answers");
+            }
+            Kind::Entropy => {
+                let words = (0..PIECE / 8).map(|word| peek(answers + 8 * word));
+                ensure!(words.clone().all(|word| word != 0), "bytes that are not random: {:x?}", words.last());
             }
         }
         Ok(())

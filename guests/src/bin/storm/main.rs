@@ -1,5 +1,6 @@
 //! A neighbour that does what costs the machine most, by the schedule that `rounds` knows, on all its harts. With the argument
-//! `reboot` it starts over again and again instead; with `disk`, `share` or `net` each of its storms consists of requests to that device.
+//! `reboot` it starts over again and again instead; with `disk`, `share`, `net` or `rng` each of its storms consists of requests to that device.
+//! With `pages`, on one hart and with less memory than it has RAM, each consists of accesses to pages that are out.
 #![no_std]
 #![no_main]
 
@@ -8,9 +9,9 @@ mod device;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use device::Flood;
 use guests::console::{UART, line};
-use guests::schedule::{self, Moment, STORMS, Storm};
+use guests::schedule::{self, Moment, PAGES, STORMS, Storm};
 use guests::trap::{disable, enable, on_interrupt, with_interrupts};
-use guests::{Check, access, board, ensure, hart, run, sbi};
+use guests::{Check, access, board, ensure, ensure_eq, hart, run, sbi};
 use metal::csr;
 use rv::Interrupt::{SSoft, STimer};
 use sbi_spec::{rfnc, srst};
@@ -44,6 +45,10 @@ fn main() {
             blow(0);
             flood.check()
         });
+        return;
+    }
+    if board().bootargs == PAGES {
+        run("storm/pages", thrash);
         return;
     }
     FRESH.store(board().largest_free().0.next_multiple_of(PAGE), Relaxed);
@@ -110,6 +115,35 @@ fn blow(_: u64) {
         }
     });
     disable(SSoft.bit() | STimer.bit());
+}
+
+/// Stores to one page of RAM after another, again and again, while the schedule says storm. Before, to each once: from then on the next
+/// page is always the one that was used longest ago, and so is out.
+fn thrash() -> Check {
+    let (from, to) = board().largest_free();
+    let mut pages = (from.next_multiple_of(PAGE)..to - PAGE + 1).step_by(PAGE as usize).cycle();
+    let count = (to - from.next_multiple_of(PAGE)) / PAGE;
+    pages.by_ref().take(count as usize).for_each(|page| access::poke(page, page));
+    ensure!(
+        matches!(schedule::at(metal::time()), (Moment::Calm(0), _)),
+        "the first storm has begun before all pages were touched"
+    );
+    let (mut touched, mut wrong) = (0_u64, 0_u64);
+    for page in pages {
+        while matches!(schedule::at(metal::time()).0, Moment::Calm(_)) {
+            core::hint::spin_loop();
+        }
+        if schedule::at(metal::time()).0 == Moment::Over {
+            break;
+        }
+        wrong += u64::from(access::peek(page) != page);
+        access::poke(page, page);
+        touched += 1;
+    }
+    line(format_args!("guest: {touched} pages were touched"));
+    ensure!(touched > 300, "only {touched} pages were touched");
+    ensure_eq!(wrong, 0, "pages with other content");
+    Ok(())
 }
 
 /// A short part of a storm.

@@ -227,7 +227,7 @@ impl Hart {
                 shared.counters.idles.bump();
                 hart.arm(hart.due.waiters.min(hart.due.serial));
                 hart.turns(Doing::Idle);
-                metal::wait_for_interrupt();
+                hart.wait_for_interrupt();
                 hart.turns(Doing::Host);
             });
             self.seat.clear_ipi();
@@ -236,6 +236,16 @@ impl Hart {
             if self.seat.external_pending() {
                 self.external(None);
             }
+        }
+    }
+
+    /// Waits for an interrupt of this hart.
+    fn wait_for_interrupt(&self) {
+        if self.g.tunables.get(Id::IdlePoll) == 0 {
+            return metal::wait_for_interrupt();
+        }
+        while !self.seat.is_interrupted() {
+            core::hint::spin_loop();
         }
     }
 

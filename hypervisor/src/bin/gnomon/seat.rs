@@ -178,6 +178,14 @@ impl SeatHart {
         fence::memory_and_devices();
     }
 
+    /// Returns whether an interrupt is pending that ends a wait of this hart.
+    pub fn is_interrupted(&self) -> bool {
+        match self.seat {
+            Seat::Firmware => csr::mip::read() & csr::mie::read() != 0,
+            Seat::Payload => csr::sip::read() & csr::sie::read() != 0,
+        }
+    }
+
     /// Returns whether a device of the host interrupts this hart.
     pub fn external_pending(&self) -> bool {
         match self.seat {

@@ -206,7 +206,7 @@ impl Pager {
                 if self.split(page, edits.host) {
                     continue;
                 }
-            } else if is_idle && !edits.is_kept(page) {
+            } else if is_idle && !edits.is_kept(page) && !self.wanted[vm.slot()].has(page) {
                 portion.spend(Portion::GO);
                 match self.let_go(vm, page, edits.host, portion.keeps) {
                     Went::Gone => portion.gone += 1,

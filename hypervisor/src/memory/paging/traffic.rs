@@ -63,6 +63,7 @@ impl Pager {
         match fetched {
             Fetched::Again => Ok(()),
             Fetched::Waits => {
+                self.wanted[vm.slot()].note(page);
                 self.counters.waits.fetch_add(1, SeqCst);
                 env.go_on_soon();
                 Err(Unreachable::Waits { since })
