@@ -169,14 +169,22 @@ fn status_of(pid: &str, key: &str) -> String {
     line.unwrap_or_default().trim().to_owned()
 }
 
-/// A run's QEMU, found by its parent.
-fn qemu_of(run: u32) -> Option<String> {
+/// A process of that name, found by its parent, a run.
+fn child_of(run: u32, name: &str) -> Option<String> {
     let processes = fs::read_dir("/proc").expect("processes").flatten();
     let pids = processes.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut qemu = pids
+    let mut found = pids
         .filter(|pid| pid.parse::<u32>().is_ok())
-        .filter(|pid| status_of(pid, "PPid:") == run.to_string() && status_of(pid, "Name:").starts_with("qemu-system"));
-    qemu.next()
+        .filter(|pid| status_of(pid, "PPid:") == run.to_string() && status_of(pid, "Name:").starts_with(name));
+    found.next()
+}
+
+/// The niceness of a process's first thread.
+fn niceness(pid: &str) -> i64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    // The 19th field; the second is a name in parentheses.
+    let behind = stat.rsplit_once(')').expect("a name").1;
+    behind.split_whitespace().nth(16).and_then(|nice| nice.parse().ok()).expect("a number")
 }
 
 #[test]
@@ -188,18 +196,29 @@ fn a_run_confines_its_qemu() {
         let mut run = Command::new(env!("CARGO_BIN_EXE_gnomon"));
         run.env("TOKEN", "x")
             .env("GNOMON_CACHE", dir.path().join("cache"))
-            .args(["run", "--memory", "16M", "--kernel"])
+            .args(["run", "--memory", "16M", "--share"])
+            .arg(dir.path())
+            .arg("--kernel")
             .arg(&kernel);
         let mut run = run.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("gnomon");
         let mut lines = BufReader::new(run.stdout.take().expect("its output")).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("hello"))));
-        let qemu = qemu_of(run.id()).expect("its QEMU");
+        let qemu = child_of(run.id(), "qemu-system").expect("its QEMU");
+        // The program is called so after the file that it was started from.
+        let server = child_of(run.id(), "exe").expect("the server of its share");
         let environment = fs::read(format!("/proc/{qemu}/environ")).expect("its environment");
         assert!(!String::from_utf8_lossy(&environment).contains("TOKEN"), "no secret of the user's");
         let state = (status_of(&qemu, "Seccomp:"), status_of(&qemu, "NoNewPrivs:"));
-        let privileges = u64::from_str_radix(&status_of(&qemu, "CapEff:"), 16).expect("a set of bits");
         // Root's, if it is root that runs this: of files alone (CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH).
-        assert!(privileges & !0b110 == 0 || state.0 == "0", "{privileges:#x}");
+        let privileges = |pid: &str, set: &str| u64::from_str_radix(&status_of(pid, set), 16).expect("a set of bits");
+        assert!(privileges(&qemu, "CapEff:") & !0b110 == 0 || state.0 == "0");
+        // And CAP_CHOWN, CAP_FOWNER, CAP_FSETID.
+        for set in ["CapEff:", "CapPrm:", "CapInh:"] {
+            let privileges = privileges(&server, set);
+            assert!(privileges & !0b11011 == 0 || state.0 == "0", "{set} {privileges:#x}");
+        }
+        // A guest chooses how much a server has to do.
+        assert_eq!(niceness(&server), (niceness(&qemu) + 10).min(19));
         run.kill().and_then(|()| run.wait()).expect("its end");
         state
     };

@@ -139,6 +139,7 @@ fn commands_reach_runs_and_their_vms() {
     assert!(scratch.output("get").contains("\npromote=off\n"));
     scratch.refused("set read-ahead=16", &["read-ahead", "0 to 15"]);
     scratch.refused("set colour=blue", &["colour", "superpages"]);
+    scratch.refused("set read-ahead=5 promot=on", &["no tunable `promot`: did you mean `promote`?"]);
     scratch.refused("get colour", &["colour", "superpages"]);
     scratch.refused("get read_ahed", &["did you mean `read-ahead`?"]);
     // Counters.

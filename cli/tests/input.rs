@@ -236,15 +236,22 @@ fn cores_that_are_none() {
         scratch.refused(&["--meter", text(&out), "--core", core, "--kernel", "none"], INPUT, says);
     };
     refused("z80", &["no core `z80`", "rocket", "docs/meter.md"]);
+    refused("p555", &["no core `p555`: did you mean `p550`?"]);
     refused("./missing.toml", &["cannot read the core file ./missing.toml"]);
     let plain = include_str!("../../meter/cores/plain.toml");
     let broken = |from: &str, to: &str| scratch.file("core.toml", plain.replacen(from, to, 1));
     // The line and the key.
     let line = plain.lines().position(|line| line == "ways = 32").expect("a line") + 1;
-    refused(text(&broken("ways = 32", "wys = 32")), &["core.toml is not valid", &format!("line {line}"), "wys"]);
-    refused(text(&broken("ways = 32", "ways = \"many\"")), &[&format!("line {line}"), "invalid type"]);
+    refused(
+        text(&broken("ways = 32", "wys = 32")),
+        &["core.toml is not valid", &format!("line {line}"), "key `wys`: did you mean `ways`?"],
+    );
+    refused(
+        text(&broken("ways = 32", "ways = \"many\"")),
+        &[&format!("line {line}"), "the text \"many\", and has to be a whole"],
+    );
     refused(text(&broken("ways = 32", "ways = 0")), &["`l1i`: `ways` cannot be 0"]);
-    refused(text(&broken("ways = 32", "")), &["missing field `ways`"]);
+    refused(text(&broken("ways = 32", "")), &["the key `ways` is missing"]);
     refused(text(&scratch.file("core.toml", "name = ")), &["core.toml is not valid", "line 1"]);
 }
 
@@ -291,7 +298,7 @@ fn what_cannot_be_benchmarked() {
     refused(&["fig7", "--mmu", "steered", "--svadu"], INPUT, &["nothing to measure", "leave out --svadu"]);
     refused(&["fig7", "--json", "/nowhere/at/all.json"], INPUT, &["/nowhere/at/all.json"]);
     refused(&["fig7", "--files", "/dev/null/x"], INPUT, &["/dev/null/x"]);
-    refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is not a baseline", "--json"]);
+    refused(&["fig7", "--baseline", "Cargo.toml"], INPUT, &["Cargo.toml is not a baseline: it is not JSON", "--json"]);
     refused(&["fig7", "--baseline", "/nowhere"], INPUT, &["/nowhere is not a baseline"]);
     refused(&["fig7", "--core", "plain,plain"], INPUT, &["two cores are called `plain`"]);
     refused(&["fig7", "--core", "z80"], INPUT, &["no core `z80`", "docs/meter.md"]);

@@ -76,8 +76,8 @@ impl Scratch {
     }
 }
 
-/// Waits until a run has printed that. The end of its line may come later.
-fn wait_for(run: &mut Run, text: &str) {
+/// Waits until a run has printed that, and returns its output until then. The end of its line may come later.
+fn wait_for(run: &mut Run, text: &str) -> String {
     let output = run.output.as_mut().expect("its output");
     let mut all = Vec::new();
     while !String::from_utf8_lossy(&all).contains(text) {
@@ -91,6 +91,7 @@ fn wait_for(run: &mut Run, text: &str) {
         let count = some.len();
         output.consume(count);
     }
+    String::from_utf8_lossy(&all).into_owned()
 }
 
 /// Returns a run's output until its end.
@@ -161,7 +162,10 @@ fn work_that_is_begun_here_is_done_there() {
 }
 
 /// A C file is compiled, and once more: what the compiler has written is the same, though its first run ends in another mode.
+///
+/// gdb has the kernel's symbols meanwhile, and the guest prints where it has them itself.
 const COMPILE: &str = "
+grep -E ' [tT] (do_irq|do_sys_openat2)$| [bBdDrR] linux_banner$' /proc/kallsyms
 n=0; while [ $n -lt 30 ]; do
     echo \"int f$n(int *a, int n) { int s = $n; for (int i = 0; i < n; i++) for (int j = 0; j < i; j++) s += a[i] * a[j] % (s + $n); return s; }\"
     n=$((n+1))
@@ -194,15 +198,53 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     let files: Vec<_> = compiler.files.iter().map(|(_, file)| file.display().to_string()).collect();
     args.extend(files.iter().flat_map(|file| ["--add", file]));
     let mut run = scratch.run(&args);
-    wait_for(&mut run, "begun");
+    let said = wait_for(&mut run, "begun");
     // It takes some seconds.
     sleep(Duration::from_secs(1));
+    names_are_the_kernels_own(&scratch, &said);
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
     let said = end(run);
     assert!(!said.contains("done"), "it was stopped in the midst of it: {said}");
     let said = end(scratch.run(&["--restore", &file, "--no-h"]));
     let lines = said.lines().find_map(|line| line.trim().strip_prefix("lines ")?.parse::<u32>().ok());
     assert!(said.contains("mmu = steered") && lines.is_some_and(|lines| lines > 500), "{said}");
+}
+
+/// The guest is in a program, most likely, and no file with symbols is given.
+fn names_are_the_kernels_own(scratch: &Scratch, said: &str) {
+    let own = |name: &str| {
+        let line = said.lines().find(|line| line.trim().ends_with(&format!(" {name}")));
+        let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
+        u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
+    };
+    let script = "p/x (long)&linux_banner\np/x (long)&do_sys_openat2\nx/s &linux_banner\nbreak do_irq\ncontinue\n\
+                  info symbol $pc\np/x (long)&do_irq\nbt 1\ndelete\ndetach\n";
+    fs::write(scratch.path("script"), script).expect("a file");
+    let done = scratch.command(&["gdb", "--", "-nx", "-batch", "-x", &scratch.text("script")]).success();
+    let output = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (told, noted) = (output(&done.get_output().stdout), output(&done.get_output().stderr));
+    let is = |number: u32, name: &str| format!("${number} = {:#x}\n", own(name));
+    let expected = [
+        is(1, "linux_banner"),
+        is(2, "do_sys_openat2"),
+        "<linux_banner>:\t\"Linux version 6".into(),
+        "in do_irq ()".into(),
+        "do_irq".into(),
+        " in section .text\n".into(),
+        is(3, "do_irq"),
+        "in do_irq ()".into(),
+    ];
+    let mut rest = told.as_str();
+    for line in expected {
+        let at = rest.find(&line).unwrap_or_else(|| panic!("no `{line}` in its place in:\n{told}{noted}"));
+        rest = &rest[at + line.len()..];
+    }
+    assert!(noted.contains("symbols of itself"), "{noted}");
+    // A file of the user's is read in place of them.
+    let own = env!("CARGO_BIN_EXE_gnomon");
+    let done = scratch.command(&["gdb", "--", "-nx", "-batch", own, "-ex", "info symbol do_sys_openat2"]);
+    let noted = output(&done.get_output().stderr);
+    assert!(!noted.contains("symbols of itself") && noted.contains("No symbol "), "{noted}");
 }
 
 /// Prints the alphabet, a letter in a line, with time between; then it powers off.

@@ -48,6 +48,14 @@ pub enum CoreError {
         /// The error, and its place.
         why: String,
     },
+    /// The file is not TOML, or has not a core's keys.
+    #[error("the core file {path} is not valid: {error}; docs/meter.md lists the keys and their values")]
+    Malformed {
+        /// The path, or the name of a built-in core.
+        path: String,
+        /// The parser's error, with its line.
+        error: Box<toml::de::Error>,
+    },
     /// Reports tell cores apart by their names.
     #[error("two cores are called `{0}`; give each another `name` in its core file, and name none twice")]
     Twice(String),
@@ -321,10 +329,11 @@ impl Core {
     /// Reads a core file.
     ///
     /// # Errors
-    /// [`CoreError::Invalid`].
+    /// [`CoreError::Malformed`], or [`CoreError::Invalid`].
     pub fn parse(path: &str, text: &str) -> Result<Self, CoreError> {
         let invalid = |why: String| CoreError::Invalid { path: path.into(), why };
-        let core: Self = toml::from_str(text).map_err(|why| invalid(why.to_string().trim().to_owned()))?;
+        let malformed = |error| CoreError::Malformed { path: path.into(), error: Box::new(error) };
+        let core: Self = toml::from_str(text).map_err(malformed)?;
         core.check().map_err(invalid)?;
         Ok(core)
     }

@@ -2,6 +2,7 @@
 
 use super::report::{Block, Report};
 use super::table::Table;
+use crate::host::written::explain_json;
 use miette::Diagnostic;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -95,7 +96,7 @@ impl Baseline {
     pub fn read(path: &Path) -> Result<Self, NoBaseline> {
         let error = |why: String| NoBaseline { path: path.to_owned(), why };
         let bytes = std::fs::read(path).map_err(|why| error(why.to_string()))?;
-        serde_json::from_slice(&bytes).map_err(|why| error(why.to_string()))
+        serde_json::from_slice(&bytes).map_err(|why| error(explain_json(&why)))
     }
 
     /// Compares reports with the baseline.

@@ -8,7 +8,7 @@ use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::table;
 use crate::host::words::shown;
-use crate::host::written::similar;
+use crate::host::written::did_you_mean;
 use abi::control::{Request, VmInfo, Vms, Whose};
 use abi::record::{Stats, VmStats};
 use clap::Args;
@@ -224,15 +224,18 @@ impl GetArgs {
                 Some((_, value)) => say(slice::from_ref(value))?,
                 None => {
                     let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
-                    let meant =
-                        similar(&name, &known).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
-                    let why = format!("there is no tunable `{name}`: {meant}choose one of {}", known.join(" "));
+                    let why = no_tunable(&name, &known);
                     Err(ControlError::Refused { run: client.run().into(), what: "get".into(), why })?;
                 }
             },
         }
         Ok(0)
     }
+}
+
+/// Returns the error for a name that no tunable has.
+pub(super) fn no_tunable(name: &str, known: &[&str]) -> String {
+    format!("there is no tunable `{name}`: {}choose one of {}", did_you_mean(name, known), known.join(" "))
 }
 
 /// Set tunables of an active run (see docs/tunables.md).
@@ -249,6 +252,14 @@ impl SetArgs {
     /// Sets them, one after the other.
     pub fn run(self) -> miette::Result<u8> {
         let mut client = self.which.client()?;
+        let all = client.tunables()?;
+        let known: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+        let names = self.settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, _)| name.trim());
+        // Nothing is set if a name is wrong.
+        if let Some(wrong) = names.into_iter().find(|name| !known.contains(name)) {
+            let (run, why) = (client.run().into(), no_tunable(wrong, &known));
+            Err(ControlError::Refused { run, what: "set".into(), why })?;
+        }
         for setting in self.settings {
             // A longer name belongs to no tunable, and does not fit into a request.
             let setting: String = setting.chars().take(60).collect();

@@ -3,15 +3,18 @@
 use super::control::Which;
 use super::script::STATUS_INPUT;
 use crate::control::ControlError;
-use crate::control::gdb::Debugged;
+use crate::control::gdb::{Debugged, Kernel};
 use crate::host::socket::PrivateSocket;
 use crate::host::tty;
 use clap::Args;
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use tempfile::NamedTempFile;
 
 /// Debug a VM with gdb, its kernel and its programs (see docs/debugging.md). Its vCPUs are threads.
 #[derive(Debug, Args)]
@@ -50,6 +53,37 @@ impl GdbArgs {
         })
     }
 
+    /// Makes a file with the symbols that the VM's Linux has of itself, unless the user gives one.
+    fn symbols(&self, debugged: &mut Debugged) -> Option<NamedTempFile> {
+        if self.arguments.iter().any(is_elf) {
+            return None;
+        }
+        match debugged.kernel() {
+            Kernel::NoLinux => None,
+            Kernel::NoTables => {
+                tty::say(
+                    "gnomon: the guest's Linux has no table of its symbols (kallsyms) that can be read: gdb needs a file with them",
+                );
+                None
+            }
+            Kernel::Found { base, count, file } => {
+                let made = tempfile::Builder::new().prefix("gnomon-kernel-").tempfile();
+                match made.and_then(|mut made| made.write_all(&file).map(|()| made)) {
+                    Ok(made) => {
+                        tty::say(&format!(
+                            "gnomon: the guest's Linux is at {base:#x}, and says {count} symbols of itself"
+                        ));
+                        Some(made)
+                    }
+                    Err(why) => {
+                        tty::say(&format!("gnomon: gdb gets no symbols, since their file cannot be written: {why}"));
+                        None
+                    }
+                }
+            }
+        }
+    }
+
     /// Starts gdb at a private socket; returns its status.
     fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
@@ -57,11 +91,17 @@ impl GdbArgs {
         // Ctrl-C is gdb's.
         let interrupted = Arc::new(AtomicBool::new(false));
         let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
+        let symbols = self.symbols(debugged);
         let mut gdb = Command::new(&self.gdb);
         // Debian's gdb takes GNU/Linux for its default, and then steps by breakpoints of its own.
         gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set osabi none"]);
         gdb.args(["-ex", "set can-use-hw-watchpoints 0", "-ex"]);
-        gdb.arg(format!("target remote {}", socket.path().display())).args(&self.arguments);
+        gdb.arg(format!("target remote {}", socket.path().display()));
+        // gdb reads the last file that is named: one in the user's arguments is read in place of this one.
+        if let Some(symbols) = &symbols {
+            gdb.arg("-s").arg(symbols.path());
+        }
+        gdb.args(&self.arguments);
         let started = gdb.spawn();
         let mut gdb = match started {
             Ok(gdb) => gdb,
@@ -79,6 +119,13 @@ impl GdbArgs {
         let status = gdb.wait().map_err(at)?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(STATUS_INPUT))
     }
+}
+
+/// Returns whether an argument names a program or a kernel with symbols.
+fn is_elf(argument: &OsString) -> bool {
+    let mut magic = [0; 4];
+    let read = File::open(argument).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"\x7fELF"
 }
 
 /// Lets gdb do its work, and takes it out of the VM afterwards.

@@ -1,5 +1,6 @@
 //! `gnomon run`.
 
+use super::control::no_tunable;
 use super::script::print;
 use crate::host::place::IoError;
 use crate::host::size::Size;
@@ -172,7 +173,11 @@ pub struct RunArgs {
 
 /// Checks a setting.
 fn setting(text: &str) -> Result<String, String> {
-    abi::tunable::parse(text).map(|_| text.into()).map_err(|why| why.to_string())
+    use abi::tunable::{ALL, SettingError, parse};
+    parse(text).map(|_| text.into()).map_err(|why| match why {
+        SettingError::Unknown(name) => no_tunable(name, &ALL.iter().map(|known| known.name).collect::<Vec<_>>()),
+        why => why.to_string(),
+    })
 }
 
 /// A choice of yes and no.

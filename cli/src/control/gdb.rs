@@ -1,6 +1,10 @@
 //! A VM as gdb sees it, by the crate `gdbstub`: each vCPU is a thread, and all else is asked of Gnomon ([`abi::control::debug`]).
 
+mod kallsyms;
 mod registers;
+mod symbols;
+
+pub use symbols::Kernel;
 
 use super::ControlError;
 use super::client::Client;

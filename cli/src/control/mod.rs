@@ -20,7 +20,7 @@ pub mod screen;
 mod tests;
 pub mod trace;
 
-use crate::host::written::similar;
+use crate::host::written::did_you_mean;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
@@ -216,6 +216,6 @@ pub enum ControlError {
 /// The existing names, as the end of a message about a wrong one.
 fn others(name: &str, known: &[String]) -> String {
     let words: Vec<&str> = known.iter().map(String::as_str).collect();
-    let meant = similar(name, &words).map_or_else(String::new, |known| format!("did you mean `{known}`? "));
+    let meant = did_you_mean(name, &words);
     if known.is_empty() { String::new() } else { format!(" ({meant}known: {})", known.join(", ")) }
 }

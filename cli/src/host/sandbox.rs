@@ -108,10 +108,9 @@ pub fn close_descriptors(kept: &[RawFd]) {
     }
 }
 
-/// Gives up the privileges of root, except that of opening files whose rights leave root out. Programs that the process becomes lack
-/// them, too. Nothing changes for other users, and where the system does not let go of them.
-pub fn drop_privileges() {
-    let kept = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+/// Gives up the privileges of root, except those of `kept`. Programs that the process becomes lack them, too. Nothing changes for other
+/// users, and where the system does not let go of them.
+pub fn drop_privileges(kept: CapabilitySet) {
     for capability in (CapabilitySet::all() & !kept).iter() {
         // Fails if there is none, or if the process may not.
         let _ = remove_capability_from_bounding_set(capability);

@@ -2,6 +2,7 @@
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
+use serde_json::error::Category;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -50,6 +51,17 @@ pub fn explain(error: &toml::de::Error) -> String {
     error.to_string().replacen(error.message(), &plain(error.message()), 1).trim_end().to_owned()
 }
 
+/// Returns the error of a file in JSON, with its line, in words of JSON.
+#[must_use]
+pub fn explain_json(error: &serde_json::Error) -> String {
+    let (message, place) = (error.to_string(), format!(" at line {} column {}", error.line(), error.column()));
+    match error.classify() {
+        Category::Data => format!("{}{place}", plain(message.trim_end_matches(&place))),
+        Category::Eof => "it ends too early: a part of it is missing".into(),
+        Category::Syntax | Category::Io => format!("it is not JSON{place}"),
+    }
+}
+
 fn plain(message: &str) -> String {
     if let Some((word, known)) = named(message, "unknown field `") {
         return format!("unknown key `{word}`{} The keys are {}", meant(word, &known), known.join(", "));
@@ -59,6 +71,10 @@ fn plain(message: &str) -> String {
     }
     if let Some(key) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         return format!("the key `{key}` is missing");
+    }
+    // A choice of names, where the parser allows for tables.
+    if message == "wanted string or table" {
+        return "this has to be a text in quotes".into();
     }
     let kinds = ["invalid type: ", "invalid value: "];
     let rest = kinds.iter().find_map(|kind| message.strip_prefix(kind));
@@ -76,6 +92,12 @@ fn named<'a>(message: &'a str, begin: &str) -> Option<(&'a str, Vec<&'a str>)> {
 
 fn meant(word: &str, known: &[&str]) -> String {
     similar(word, known).map_or_else(|| ".".into(), |known| format!(": did you mean `{known}`?"))
+}
+
+/// Returns the beginning of a list of the known words, after a wrong one: a question with the word that is meant most likely, or nothing.
+#[must_use]
+pub fn did_you_mean(word: &str, known: &[&str]) -> String {
+    similar(word, known).map_or_else(String::new, |known| format!("did you mean `{known}`? "))
 }
 
 /// Returns that of the known words that a wrong one resembles most, if it does at all.
@@ -110,6 +132,8 @@ fn value(found: &str) -> String {
 fn kind(wanted: &str) -> String {
     match wanted {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number that is not negative, and not too large".into(),
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number, and not too large".into(),
+        "f32" | "f64" => "a number".into(),
         "a string" => "a text in quotes".into(),
         "path string" => "a path in quotes".into(),
         "a sequence" => "a list, such as [\"...\"]".into(),
@@ -147,9 +171,25 @@ mod tests {
             ("invalid type: map, expected a sequence", "this is a table, and has to be a list, such as [\"...\"]"),
             ("invalid type: integer `5`, expected path string", "this is the number 5, and has to be a path in quotes"),
             ("invalid type: boolean `true`, expected a string", "this is true, and has to be a text in quotes"),
+            ("invalid type: string \"x\", expected f64", "this is the text \"x\", and has to be a number"),
+            ("wanted string or table", "this has to be a text in quotes"),
             ("key with no value, expected `=`", "key with no value, expected `=`"),
         ] {
             assert_eq!(plain(message), said);
+        }
+        #[derive(Debug, serde::Deserialize)]
+        struct File {
+            #[expect(dead_code, reason = "it is only read")]
+            file: Vec<u32>,
+        }
+        for (text, said) in [
+            ("{", "it ends too early: a part of it is missing"),
+            ("# TOML", "it is not JSON at line 1 column 1"),
+            ("{}", "the key `file` is missing at line 1 column 2"),
+            ("{\"file\":\n7}", "this is the number 7, and has to be a list, such as [\"...\"] at line 2 column 1"),
+        ] {
+            let error = serde_json::from_str::<File>(text).expect_err(text);
+            assert_eq!(explain_json(&error), said);
         }
     }
 

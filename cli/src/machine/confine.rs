@@ -9,6 +9,7 @@ use crate::host::place::{IoError, find_program};
 use crate::host::sandbox::{Calls, Reach, Sandbox, SandboxError, close_descriptors, drop_privileges, end_with};
 use crate::host::size::{MIB, Size};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -44,6 +45,8 @@ const MEMORY: u64 = 4096 * MIB;
 const STACK: u64 = 8 << 20;
 /// The directory of the process itself in `/proc`.
 const OWN_PROCESS: &str = "/proc/self";
+/// The privileges of root's QEMU: it opens files whose rights leave root out.
+const PRIVILEGES: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::DAC_READ_SEARCH);
 /// The exit status if there is no program, as a shell's.
 const NOT_STARTED: u8 = 126;
 
@@ -102,7 +105,7 @@ impl ConfineArgs {
             // Kept open until the program is there: a file that has no name is opened anew by its descriptor.
             let kept = self.open_unnamed()?;
             self.confine()?;
-            drop_privileges();
+            drop_privileges(PRIVILEGES);
             std::mem::forget(kept);
         }
         let mut program = self.program.into_iter();

@@ -3,6 +3,7 @@
 use crate::host::output::{Kind, OutputError};
 use crate::host::size::Size;
 use crate::host::words::option_value;
+use crate::host::written::{did_you_mean, explain, explain_json};
 use crate::machine::board::Clock;
 use meter::args::Level;
 use meter::core::{Core, CoreError};
@@ -44,7 +45,23 @@ pub enum MeterError {
     /// There is no such core.
     #[error(transparent)]
     #[diagnostic(help("cores are described in docs/meter.md"))]
-    Core(#[from] CoreError),
+    Core(CoreError),
+    /// The core file has not a core's keys.
+    #[error("the core file {path} is not valid: {why}")]
+    #[diagnostic(help("correct that line; docs/meter.md lists the keys and their values"))]
+    CoreFile {
+        /// The path.
+        path: String,
+        /// The error, with its line.
+        why: String,
+    },
+    /// No core has that name.
+    #[error("there is no core `{name}`: {}", cores(name))]
+    #[diagnostic(help("cores are described in docs/meter.md; a path of a core file has a slash or ends in .toml"))]
+    NoCore {
+        /// The name.
+        name: String,
+    },
     /// QEMU runs all harts in one thread.
     #[error("with --icount the meter can count one hart only, not {0}")]
     #[diagnostic(help("leave out --icount, or use --harts 1 and one vCPU"))]
@@ -73,6 +90,22 @@ pub enum MeterError {
         /// The reason.
         why: String,
     },
+}
+
+/// Returns the built-in cores, as the end of a message about a wrong name.
+fn cores(name: &str) -> String {
+    let known: Vec<&str> = Core::names().collect();
+    format!("{}the cores are {}", did_you_mean(name, &known), known.join(", "))
+}
+
+impl From<CoreError> for MeterError {
+    fn from(why: CoreError) -> Self {
+        match why {
+            CoreError::Malformed { path, error } => Self::CoreFile { path, why: explain(&error) },
+            CoreError::Unknown { name, .. } => Self::NoCore { name },
+            why => Self::Core(why),
+        }
+    }
 }
 
 impl MeterSpec {
@@ -140,7 +173,7 @@ impl Report {
         if text.is_empty() {
             return Err(no_report("it is empty".into()));
         }
-        serde_json::from_slice(&text).map(Self).map_err(|why| no_report(why.to_string()))
+        serde_json::from_slice(&text).map(Self).map_err(|why| no_report(explain_json(&why)))
     }
 
     /// Remarks for the user, a line each.

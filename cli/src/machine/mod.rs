@@ -8,6 +8,7 @@ pub mod monitor;
 pub mod net;
 pub mod passt;
 pub mod port;
+mod priority;
 pub mod process;
 pub mod qemu;
 pub mod relay;

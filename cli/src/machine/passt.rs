@@ -4,6 +4,7 @@
 //! Only options that the versions of Debian 12 and of Debian 13 have are used.
 
 use crate::machine::net::{GATEWAY, NAMES, Uplink};
+use crate::machine::priority;
 use crate::machine::said::last_messages;
 use abi::mac::Mac;
 use miette::Diagnostic;
@@ -107,6 +108,7 @@ impl Passt {
         command.args(["-c", START, "sh", &DESCRIPTORS.to_string(), &ADDRESS_SPACE.to_string(), PASST]);
         command.args(args(uplink)).stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
+        priority::lower(&child);
         // Else this process would hold its end of the socket.
         drop(command);
         let stderr = child.stderr.take();

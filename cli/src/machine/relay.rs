@@ -17,6 +17,7 @@ pub mod udp;
 
 use crate::machine::net::{Network, Uplink};
 use crate::machine::passt::{Passt, UplinkError};
+use crate::machine::priority;
 use abi::mac::Mac;
 use frames::Verdict;
 use lane::{Closed, Lane, size};
@@ -78,6 +79,7 @@ impl Relay {
         let first = network.uplinks.first().map(|uplink| uplink.vm.clone()).unwrap_or_default();
         let (ours, qemu) = UnixStream::pair().map_err(|why| UplinkError::Io { vm: first, why })?;
         let thread = std::thread::spawn(move || {
+            priority::lower_own();
             // Without a machine there is nothing to relay.
             let _ = relay(ours, ways, report);
         });

@@ -6,6 +6,7 @@
 use crate::host::sandbox::{self, Calls, Reach, Sandbox, SandboxError};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::umask;
+use rustix::thread::CapabilitySet;
 use share::files::Descriptors;
 use share::server::Server;
 use std::path::Path;
@@ -16,6 +17,10 @@ pub(super) const READY: &str = "ready";
 const MOST_FILES: u64 = 1 << 16;
 /// The descriptors that are no file numbers: the standard ones, the socket, those of an operation.
 const OTHER_DESCRIPTORS: u64 = 16;
+/// The privileges of root's server, by which it acts on files of any owner: it opens and changes them, chooses their owners, and keeps their
+/// bits for other users and groups. None is of another thing than files, and devices are not made.
+const PRIVILEGES: CapabilitySet =
+    CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER).union(CapabilitySet::FSETID).union(CapabilitySet::CHOWN);
 /// The memory that a server may have of its own, in bytes: file numbers, attributes and messages.
 const MEMORY: u64 = 64 << 20;
 
@@ -90,6 +95,8 @@ impl ServerArgs {
         let reach = if self.readonly { Reach::Read } else { Reach::Write };
         let place = root.try_clone().map_err(|_| Failure::System("the directory", rustix::io::Errno::MFILE))?;
         let places = vec![(place, reach)];
+        // The calls for it are none of a server's.
+        sandbox::drop_privileges(PRIVILEGES);
         let sandbox = Sandbox { places, calls: Calls::Listed(calls()), descriptors, memory: MEMORY, has_tcp: false };
         Ok(sandbox.enter()?)
     }

@@ -1,6 +1,7 @@
 //! The servers of a machine's shares: they are started before QEMU, watched, and end with it.
 
 use super::confine::gnomon;
+use super::priority;
 use super::said::last_messages;
 use super::server::READY;
 use super::share::Share;
@@ -116,6 +117,7 @@ fn start(share: &Share, has_sandbox: bool) -> std::io::Result<(Server, OwnedFd)>
     command.process_group(0).env_clear().current_dir("/");
     command.stdin(own.try_clone()?).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
+    priority::lower(&child);
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let (Some(stdout), Some(stderr)) = (stdout, stderr) else { unreachable!("both are pipes") };
     let mut line = String::new();

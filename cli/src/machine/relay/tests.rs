@@ -2,6 +2,7 @@ use super::frames::{Garbled, Stream, Verdict, is_incoming, outgoing};
 use super::*;
 use crate::machine::net::{GATEWAY, NAMES};
 use crate::machine::passt::{GATEWAY_IPV6, GATEWAY_MAC, NAMES_IPV6};
+use rustix::process::{Pid, getpriority_process};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
@@ -183,7 +184,11 @@ impl Rig {
         };
         let network = Network { uplinks: vec![uplink("a", A), uplink("b", B)] };
         let ways = ways(&network).expect("two passts");
-        let passts = ways.iter().map(|way| way.passt.as_ref().expect("one").0.id()).collect();
+        let passts: Vec<_> = ways.iter().map(|way| way.passt.as_ref().expect("one").0.id()).collect();
+        // QEMU goes first, which has the priority of this process.
+        let niceness = |process| getpriority_process(process).expect("a process");
+        let nicest = passts.iter().map(|passt| niceness(Pid::from_raw(*passt as i32)));
+        assert!(nicest.into_iter().all(|passt| passt == (niceness(None) + 10).min(19)));
         let (machine, its) = UnixStream::pair().expect("a pair");
         let (report, ends) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
