@@ -265,6 +265,8 @@ impl Machine {
             let event = match deadline.into_iter().chain(wish).min_by_key(|(at, _)| *at) {
                 _ if !pieces.is_empty() => pieces.pop_front().map_or(Event::End, Event::Piece),
                 None => self.events.recv().unwrap_or(Event::End),
+                // First, since a guest may print without end.
+                Some((at, why)) if at <= Instant::now() => Event::Stop(why),
                 Some((at, why)) => match self.events.recv_timeout(at.saturating_duration_since(Instant::now())) {
                     Ok(event) => event,
                     Err(RecvTimeoutError::Timeout) => Event::Stop(why),
