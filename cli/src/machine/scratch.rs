@@ -100,7 +100,7 @@ fn unused(path: &Path) -> Option<File> {
     let dir = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
     let is_ours = dir.metadata().is_ok_and(|dir| dir.uid() == geteuid().as_raw());
     flock(&dir, FlockOperation::NonBlockingLockExclusive).ok()?;
-    // After the lock: a command that makes a directory locks it before it has the mark.
+    // After the lock: a command locks its directory before it has the mark.
     let has_mark = path.join(MARK).symlink_metadata().is_ok_and(|mark| mark.is_file());
     (is_ours && has_mark).then_some(dir)
 }

@@ -13,7 +13,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// As many pages as one instruction may need, and some more: two of its own and two of its data, and the tables of each.
+    /// The pages that one instruction may need, and some more: two of its own and two of its data, and the tables of each.
     const MOST: usize = 32;
     /// In place of a page.
     const NONE: u64 = u64::MAX;
