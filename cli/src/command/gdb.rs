@@ -3,7 +3,8 @@
 use super::control::Which;
 use super::script::STATUS_INPUT;
 use crate::control::ControlError;
-use crate::control::gdb::{Debugged, Kernel};
+use crate::control::gdb::Debugged;
+use crate::control::gdb::symbols::Kernel;
 use crate::host::socket::PrivateSocket;
 use crate::host::tty;
 use clap::Args;
@@ -11,6 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -88,10 +90,10 @@ impl GdbArgs {
     fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
         let socket = PrivateSocket::listen().map_err(at)?;
+        let symbols = self.symbols(debugged);
         // Ctrl-C is gdb's.
         let interrupted = Arc::new(AtomicBool::new(false));
         let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
-        let symbols = self.symbols(debugged);
         let mut gdb = Command::new(&self.gdb);
         // Debian's gdb takes GNU/Linux for its default, and then steps by breakpoints of its own.
         gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set osabi none"]);
@@ -123,6 +125,10 @@ impl GdbArgs {
 
 /// Returns whether an argument names a program or a kernel with symbols.
 fn is_elf(argument: &OsString) -> bool {
+    // A pipe with gdb's commands is gdb's to read.
+    if !Path::new(argument).is_file() {
+        return false;
+    }
     let mut magic = [0; 4];
     let read = File::open(argument).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == *b"\x7fELF"
@@ -138,5 +144,23 @@ fn finish(debugged: &mut Debugged, work: impl FnOnce(&mut Debugged) -> Result<()
         // The VM is gone, and so is all that was in it.
         Err(ControlError::Refused { .. } | ControlError::Gone(_)) => Ok(()),
         detached => detached,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn only_programs_take_the_place_of_a_kernels_symbols() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (pipe, script) = (dir.path().join("pipe"), dir.path().join("script"));
+        // A pipe without a writer, which would hold up the command for ever.
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        std::fs::write(&script, "bt\n").expect("a file");
+        let own = std::env::current_exe().expect("this program");
+        let found = [own.into(), pipe.into(), script.into(), "-nx".into(), dir.path().into()].map(|one| is_elf(&one));
+        assert_eq!(found, [true, false, false, false, false]);
     }
 }

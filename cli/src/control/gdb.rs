@@ -2,9 +2,7 @@
 
 mod kallsyms;
 mod registers;
-mod symbols;
-
-pub use symbols::Kernel;
+pub mod symbols;
 
 use super::ControlError;
 use super::client::Client;
