@@ -43,9 +43,9 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     }
     println!("{} {upkeep:?}: {tallies:?} {sum:?}", S::NAME);
     // Memory goes and comes in all ways that there are, and now and then there is no budget for it.
-    // Few pages are promoted in few steps: the shadowed tables among them stay where they are.
-    let often = if steps < 200_000 { 6 } else { 7 };
-    assert!(tallies[..often].iter().all(|count| *count >= 10), "{tallies:?}");
+    assert!(tallies[..6].iter().all(|count| *count >= 10), "{tallies:?}");
+    // Few pages are promoted: the shadowed tables among them stay where they are.
+    assert!(steps < 200_000 || tallies[6] >= 5, "{tallies:?}");
     assert!(tallies[14] >= 100, "few faults shared the lock: {tallies:?}");
     assert!(!(S::HAS_LANE && matches!(upkeep, Upkeep::Lazy | Upkeep::Steered)) || tallies[11] >= 100, "{tallies:?}");
 }
