@@ -180,7 +180,7 @@ fn rearmed(set: Set) -> Check {
     on_interrupt(Some(rearm));
     set(0);
     enable(STimer.bit());
-    let end = now() + board().ticks(hart::PATIENCE_MS);
+    let end = now() + board().ticks(10 * hart::PATIENCE_MS);
     with_interrupts(|| {
         while count() < before + 100 && now() < end {
             metal::wait_for_interrupt();
