@@ -3,6 +3,7 @@
 mod says;
 
 use predicates::prelude::*;
+use rustix::process::{Pid, getpriority_process};
 use says::says;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -179,14 +180,6 @@ fn child_of(run: u32, name: &str) -> Option<String> {
     found.next()
 }
 
-/// The niceness of a process's first thread.
-fn niceness(pid: &str) -> i64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
-    // The 19th field; the second is a name in parentheses.
-    let behind = stat.rsplit_once(')').expect("a name").1;
-    behind.split_whitespace().nth(16).and_then(|nice| nice.parse().ok()).expect("a number")
-}
-
 #[test]
 fn a_run_confines_its_qemu() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -218,6 +211,8 @@ fn a_run_confines_its_qemu() {
             assert!(privileges & !0b11011 == 0 || state.0 == "0", "{set} {privileges:#x}");
         }
         // A guest chooses how much a server has to do.
+        let niceness =
+            |pid: &str| getpriority_process(Pid::from_raw(pid.parse().expect("a number"))).expect("a process");
         assert_eq!(niceness(&server), (niceness(&qemu) + 10).min(19));
         run.kill().and_then(|()| run.wait()).expect("its end");
         state

@@ -1,10 +1,11 @@
 //! A VM with a whole system as its root: what the first process does, what is kept, and what is not. The system is a small one, of
 //! busybox alone: `debian-root` and `debian-login` of `tests.toml` have Debian itself.
 
+mod roomless;
+
 use gnomon::guest::debian::LEAN;
-use std::ffi::{OsStr, OsString};
-use std::fs::{File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use roomless::roomless;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::TempDir;
@@ -27,18 +28,6 @@ dd if=/dev/zero of=/dev/vdb bs=4k count=1 conv=fsync 2> /dev/null && exit 2
 echo written to one disk
 "#;
 
-/// A program in place of QEMU: it starts QEMU, where writes to the second disk fail as on a full file system.
-const FULL: &str = r#"#!/bin/bash
-args=()
-for arg; do
-    case $arg in
-    *,id=disk1,*) arg=${arg/'"file":{'/'"file":{"driver":"blkdebug",,"inject-error":[{"event":"none",,"iotype":"write",,"errno":28}],,"image":{'}"}" ;;
-    esac
-    args+=("$arg")
-done
-PATH=${PATH#*:} exec qemu-system-riscv64 "${args[@]}"
-"#;
-
 struct Scratch(TempDir);
 
 impl Scratch {
@@ -52,28 +41,15 @@ impl Scratch {
 
     /// `gnomon run` with these options, and a kernel that tests nothing of itself; its messages and output.
     fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
-        self.run_in(&std::env::var_os("PATH").expect("it is set"), args)
+        self.run_by(Command::new(env!("CARGO_BIN_EXE_gnomon")), args)
     }
 
-    /// Like [`Scratch::run`], with another `PATH`.
-    fn run_in(&self, path: &OsStr, args: &[&str]) -> (Option<i32>, String, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-        command.env("PATH", path).args(["run", "--timeout", "100", "--append", LEAN]).args(args);
+    /// Like [`Scratch::run`], by a command whose environment is set.
+    fn run_by(&self, mut command: Command, args: &[&str]) -> (Option<i32>, String, String) {
+        command.args(["run", "--timeout", "100", "--append", LEAN]).args(args);
         let Output { status, stdout, stderr } = command.output().expect("gnomon");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         (status.code(), text(stdout), text(stderr))
-    }
-
-    /// A directory with [`FULL`] in it, in front of the others.
-    fn full(&self) -> OsString {
-        let dir = self.0.path().join("bin");
-        let program = dir.join("qemu-system-riscv64");
-        std::fs::create_dir(&dir).and_then(|()| std::fs::write(&program, FULL)).expect("a program");
-        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("its rights");
-        let mut path = OsString::from(dir);
-        path.push(":");
-        path.push(std::env::var_os("PATH").expect("it is set"));
-        path
     }
 
     /// Runs commands in the root.
@@ -97,7 +73,9 @@ fn a_root_keeps_what_is_done_to_it() {
     let second = scratch.0.path().join("full.img");
     let full = format!("{}:1M", second.display());
     let args = ["--memory", "128M", "--disk", &disk, "--disk", &full, "--exec", MAKE];
-    let (status, output, messages) = scratch.run_in(&scratch.full(), &args);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.env("GNOMON_QEMU", roomless(scratch.0.path(), "disk1"));
+    let (status, output, messages) = scratch.run_by(command, &args);
     assert_eq!((status, output.as_str()), (Some(0), "written to one disk\n"), "{messages}");
     let said =
         format!("gnomon: warning: VM linux: its disk {} could not be written: the file system at /", second.display());

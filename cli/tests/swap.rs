@@ -1,7 +1,9 @@
 //! A swap file on a file system that gets full while a VM needs a page: that VM ends, and another one goes on.
 
+mod roomless;
 mod says;
 
+use roomless::roomless;
 use rustix::process::{Pid, Signal, kill_process};
 use says::says;
 use std::io::{BufRead, BufReader, Read};
@@ -31,18 +33,6 @@ const AGAIN: [u32; 4] = [
     0xfc1f_f06f, // j -64
 ];
 
-/// A program in place of QEMU: it starts QEMU, where writes to the swap file fail as on a full file system.
-const FULL: &str = r#"#!/bin/bash
-args=()
-for arg; do
-    case $arg in
-    *,id=swap,*) arg=${arg/'"file":{'/'"file":{"driver":"blkdebug",,"inject-error":[{"event":"none",,"iotype":"write",,"errno":28}],,"image":{'}"}" ;;
-    esac
-    args+=("$arg")
-done
-exec qemu-system-riscv64 "${args[@]}"
-"#;
-
 /// A command that is to run where `dir` has room for 2 MiB: a file system of that size, or, if this user can mount none, with a QEMU that
 /// reports the same.
 fn with_little_room(dir: &Path) -> Command {
@@ -55,11 +45,8 @@ fn with_little_room(dir: &Path) -> Command {
     if in_space(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
         return in_space(Path::new(env!("CARGO_BIN_EXE_gnomon")));
     }
-    let script = dir.join("qemu");
-    std::fs::write(&script, FULL).expect("a file");
-    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its rights");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-    command.env("GNOMON_QEMU", script);
+    command.env("GNOMON_QEMU", roomless(dir, "swap"));
     command
 }
 
