@@ -13,7 +13,11 @@ pub fn roomless(dir: &Path, drive: &str) -> PathBuf {
 args=()
 for arg; do
     case $arg in
-    *,id={drive},*) arg=${{arg/'"file":{{'/'"file":{{{error}'}}"}}" ;;
+    *,id={drive},*)
+        arg=${{arg/'"file":{{'/'"file":{{{error}'}}
+        # The file's name ends it.
+        arg=${{arg/'"}}'/'"}}}}'}}
+        ;;
     esac
     args+=("$arg")
 done
