@@ -1,40 +1,46 @@
 //! The relay between the machine and the world.
 //!
 //! ```text
-//!  Gnomon's switch ◄─► QEMU's network card ◄─ one stream ─► relay ◄─► passt of VM a ◄─► sockets of this host
+//!  Gnomon's switch ◄─► QEMU's network card ◄─ one socket ─► relay ◄─► passt of VM a ◄─► sockets of this host
 //!                                                                ◄─► passt of VM b
 //! ```
 //!
 //! The relay divides the machine's frames by their source address, which Gnomon's switch enforces: no VM can send with the address of
 //! another one's card. Each VM has a bounded queue to its passt. Frames that find it full are dropped, so a passt that reads nothing holds
-//! up no other VM. Frames from the passts are merged in turns, one of each; a passt whose frames wait is not read from.
+//! up no other VM. Frames from the passts are merged in turns, one of each; a passt whose frames wait is not read from. A VM that takes no
+//! frames has few on their way to it ([`abi::credit`]), behind which those of other VMs would wait.
 //!
 //! A passt is not trusted either: it reaches its own VM only, from the gateway's address only.
 
+mod card;
 pub mod frames;
 mod lane;
 pub mod udp;
+mod window;
 
 use crate::machine::net::{Network, Uplink};
 use crate::machine::passt::{Passt, UplinkError};
 use crate::machine::priority;
+use abi::credit;
 use abi::mac::Mac;
+use card::{Card, Closed};
 use frames::Verdict;
-use lane::{Closed, Lane, size};
-use rustix::event::{PollFd, PollFlags, poll};
+use lane::{Lane, size};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
+use std::time::Instant;
 use udp::Ports;
+use window::{PATIENCE, Window};
 
 /// Most bytes of a VM's frames that wait for its passt.
 const MOST_OUT: usize = 256 << 10;
 /// Most bytes of frames for a VM that wait in the relay: if there are more, its passt is not read from.
 const MOST_IN: usize = 256 << 10;
-/// Bytes that wait for the machine at a time. The rest waits in the queue of each VM, which are served in turns.
-const BATCH: usize = 64 << 10;
+/// Frames that are taken from the machine at a time.
+const BATCH: usize = 64;
 
 /// The end of a VM's network while the VM runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +54,7 @@ pub struct UplinkEnd {
 /// The descriptor by which QEMU has its end of the stream.
 pub(super) const DESCRIPTOR: i32 = 9;
 /// QEMU's arguments for the other end of its network card.
-pub(super) const ARGS: [&str; 2] = ["-netdev", "stream,id=net,server=off,addr.type=fd,addr.str=9"];
+pub(super) const ARGS: [&str; 2] = ["-netdev", "dgram,id=net,local.type=fd,local.str=9"];
 
 /// A relay. Dropping it waits until QEMU has ended, and ends the passts.
 #[derive(Debug)]
@@ -63,11 +69,13 @@ struct Way {
     /// Frames for the VM that wait for the machine.
     queue: VecDeque<Vec<u8>>,
     queued_bytes: usize,
+    /// Its frames on their way. A guest on the bare machine has no Gnomon that reports them.
+    window: Option<Window>,
 }
 
 impl Relay {
     /// Starts a passt for each VM, and the relay. `report` is told of VMs whose network ends before the machine. Returns QEMU's end of the
-    /// stream as well, which must be closed here before this is dropped.
+    /// socket as well, which must be closed here before this is dropped.
     ///
     /// # Errors
     /// [`UplinkError`].
@@ -77,13 +85,13 @@ impl Relay {
     ) -> Result<(OwnedFd, Self), UplinkError> {
         let ways = ways(network)?;
         let first = network.uplinks.first().map(|uplink| uplink.vm.clone()).unwrap_or_default();
-        let (ours, qemu) = UnixStream::pair().map_err(|why| UplinkError::Io { vm: first, why })?;
+        let (card, qemu) = Card::pair().map_err(|why| UplinkError::Io { vm: first, why: why.into() })?;
         let thread = std::thread::spawn(move || {
             priority::lower_own();
             // Without a machine there is nothing to relay.
-            let _ = relay(ours, ways, report);
+            let _ = relay(card, ways, report);
         });
-        Ok((qemu.into(), Self(Some(thread))))
+        Ok((qemu, Self(Some(thread))))
     }
 }
 
@@ -123,8 +131,12 @@ impl Way {
         self.queue.push_back(frame);
     }
 
-    fn dequeue(&mut self) -> Option<Vec<u8>> {
+    fn dequeue(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if self.window.as_mut().is_some_and(|window| !window.is_open(now)) {
+            return None;
+        }
         let frame = self.queue.pop_front()?;
+        self.window.iter_mut().for_each(|window| window.send(now));
         self.queued_bytes -= size(&frame);
         Some(frame)
     }
@@ -182,67 +194,83 @@ fn ways(network: &Network) -> Result<Vec<Way>, UplinkError> {
         passt.await_answer(uplink, &socket)?;
         let lane = Lane::new(socket).map_err(|why| UplinkError::Io { vm: uplink.vm.clone(), why })?;
         let (uplink, passt, ports) = (uplink.clone(), Some((passt, lane)), Ports::default());
-        ways.push(Way { uplink, passt, ports, queue: VecDeque::new(), queued_bytes: 0 });
+        let window = uplink.mac.map(|_| Window::new(Instant::now()));
+        ways.push(Way { uplink, passt, ports, queue: VecDeque::new(), queued_bytes: 0, window });
     }
     Ok(ways)
 }
 
 /// Relays until the machine has ended.
-fn relay(machine: UnixStream, mut ways: Vec<Way>, report: impl Fn(UplinkEnd)) -> Result<(), Closed> {
-    let mut machine = Lane::new(machine).map_err(|_| Closed)?;
+fn relay(mut card: Card, mut ways: Vec<Way>, report: impl Fn(UplinkEnd)) -> Result<(), Closed> {
     let mut turn = 0;
+    // The next frame for the machine, which had no room for it.
+    let mut next: Option<Vec<u8>> = None;
     loop {
-        let events = wait(&machine, &ways)?;
-        if !(events[0] & !PollFlags::OUT).is_empty() {
-            machine.read()?;
-        }
-        while let Some(frame) = machine.next().map_err(|_| Closed)? {
+        let events = wait(&card, next.is_some(), &ways)?;
+        for _ in 0..BATCH {
+            let Some(frame) = card.take()? else { break };
+            if let Some(counts) = credit::read(frame) {
+                take_report(&mut ways, counts);
+                continue;
+            }
             let Some(source) = frames::source(frame) else { continue };
             if let Some(way) = ways.iter_mut().find(|way| way.has(source)) {
                 way.take(frame);
             }
         }
-        for (way, events) in ways.iter_mut().zip(&events[1..]) {
+        for (way, events) in ways.iter_mut().zip(&events) {
             if let Err(why) = way.serve(*events) {
                 report(UplinkEnd { vm: way.uplink.vm.clone(), why });
             }
         }
         // One frame of each VM in turn.
-        let count = ways.len();
-        let mut empty = 0;
-        while machine.waiting() < BATCH && empty < count {
-            turn = (turn + 1) % count;
-            match ways[turn].dequeue() {
-                Some(frame) => {
-                    machine.push(&frame);
-                    empty = 0;
-                }
-                None => empty += 1,
+        let now = Instant::now();
+        while let Some(frame) = next.take().or_else(|| dequeue(&mut ways, &mut turn, now)) {
+            if !card.give(&frame)? {
+                next = Some(frame);
+                break;
             }
         }
-        machine.write()?;
     }
 }
 
-/// Waits until something can be done. Returns the events of the machine's socket, and of each VM's.
-fn wait(machine: &Lane, ways: &[Way]) -> Result<Vec<PollFlags>, Closed> {
+/// Takes a frame for the machine: of the first VM with one, behind the VM whose turn was last.
+fn dequeue(ways: &mut [Way], turn: &mut usize, now: Instant) -> Option<Vec<u8>> {
+    (0..ways.len()).find_map(|_| {
+        *turn = (*turn + 1) % ways.len();
+        ways[*turn].dequeue(now)
+    })
+}
+
+fn take_report(ways: &mut [Way], counts: impl Iterator<Item = (Mac, u32)>) {
+    let now = Instant::now();
+    for (mac, done) in counts {
+        let of_card = ways.iter_mut().filter(|way| way.uplink.mac == Some(mac));
+        of_card.filter_map(|way| way.window.as_mut()).for_each(|window| window.report(done, now));
+    }
+}
+
+/// Waits until something can be done. Returns the events of each VM's socket.
+fn wait(card: &Card, is_giving: bool, ways: &[Way]) -> Result<Vec<PollFlags>, Closed> {
     let mut wanted = PollFlags::IN;
-    wanted.set(PollFlags::OUT, machine.waiting() > 0);
-    let mut sockets = vec![PollFd::new(&machine.socket, wanted)];
+    wanted.set(PollFlags::OUT, is_giving);
+    let mut sockets = vec![PollFd::new(&card.socket, wanted)];
     let mut order = Vec::new();
     for (at, way) in ways.iter().enumerate() {
         if let Some((_, lane)) = &way.passt {
             sockets.push(PollFd::new(&lane.socket, way.wanted()));
-            order.push(at + 1);
+            order.push(at);
         }
     }
-    match poll(&mut sockets, None) {
+    // Those that wait now wait for reports.
+    let waits = !is_giving && ways.iter().any(|way| !way.queue.is_empty());
+    let limit = Timespec::try_from(PATIENCE).ok().filter(|_| waits);
+    match poll(&mut sockets, limit.as_ref()) {
         Ok(_) => {}
         Err(why) if std::io::Error::from(why).kind() == ErrorKind::Interrupted => {}
         Err(_) => return Err(Closed),
     }
-    let mut events = vec![PollFlags::empty(); ways.len() + 1];
-    events[0] = sockets[0].revents();
+    let mut events = vec![PollFlags::empty(); ways.len()];
     for (socket, at) in sockets[1..].iter().zip(order) {
         events[at] = socket.revents();
     }

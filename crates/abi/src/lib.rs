@@ -1,6 +1,6 @@
 //! Formats that cross a boundary: the bundle of VM images, from the command to the hypervisor; the hypervisor's records
 //! for programs; the messages of the control channel; snapshots of VMs; the page of the root cache, between a guest's
-//! kernel and the hypervisor; the packets of shares; and the reports of test guests.
+//! kernel and the hypervisor; the packets of shares; the credits of the network; and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,7 @@ extern crate alloc;
 
 pub mod bundle;
 pub mod control;
+pub mod credit;
 pub mod mac;
 pub mod record;
 pub mod report;

@@ -1,5 +1,6 @@
-//! One end of the relay: a socket, what has come by it, and what waits to go.
+//! The socket to a passt, a stream: frames that have come by it, and those that wait to go.
 
+use super::card::Closed;
 use super::frames::{Garbled, Stream};
 use crate::machine::passt::LENGTH;
 use std::collections::VecDeque;
@@ -8,10 +9,6 @@ use std::os::unix::net::UnixStream;
 
 /// Bytes that are read at a time.
 const PIECE: usize = 64 << 10;
-
-/// The socket is closed, or fails.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Closed;
 
 /// A socket with frames, which never waits.
 #[derive(Debug)]

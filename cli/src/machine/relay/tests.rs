@@ -2,8 +2,9 @@ use super::frames::{Garbled, Stream, Verdict, is_incoming, outgoing};
 use super::*;
 use crate::machine::net::{GATEWAY, NAMES};
 use crate::machine::passt::{GATEWAY_IPV6, GATEWAY_MAC, NAMES_IPV6};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, getpriority_process};
-use std::io::{Read, Write};
+use rustix::event::Timespec;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -166,9 +167,10 @@ fn frames_come_in_pieces() {
 
 /// A relay with two VMs, and the machine's end.
 struct Rig {
-    machine: UnixStream,
+    machine: OwnedFd,
+    /// The frames that each VM has taken.
+    taken: [u32; 2],
     ends: std::sync::mpsc::Receiver<UplinkEnd>,
-    stream: Stream,
     /// The process of each VM's passt.
     passts: Vec<u32>,
     thread: JoinHandle<()>,
@@ -189,30 +191,40 @@ impl Rig {
         let niceness = |process| getpriority_process(process).expect("a process");
         let nicest = passts.iter().map(|passt| niceness(Pid::from_raw(*passt as i32)));
         assert!(nicest.into_iter().all(|passt| passt == (niceness(None) + 10).min(19)));
-        let (machine, its) = UnixStream::pair().expect("a pair");
+        let (card, machine) = Card::pair().expect("a pair");
         let (report, ends) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let _ = relay(its, ways, |end| report.send(end).expect("a receiver"));
+            let _ = relay(card, ways, |end| report.send(end).expect("a receiver"));
         });
-        Self { machine, ends, stream: Stream::default(), passts, thread }
+        Self { machine, taken: [0; 2], ends, passts, thread }
     }
 
     fn send(&mut self, frame: &[u8]) {
-        let bytes = [&(frame.len() as u32).to_be_bytes(), frame].concat();
-        self.machine.write_all(&bytes).expect("the relay always reads");
+        send(&self.machine, frame, SendFlags::empty()).expect("the relay always reads");
+    }
+
+    /// Takes a frame as its VM, and reports that as Gnomon does.
+    fn take(&mut self, frame: &[u8]) {
+        let vm = usize::from(frame.starts_with(&B.0));
+        self.taken[vm] += 1;
+        let mut report = [0; 64];
+        let length = credit::write([A, B].into_iter().zip(self.taken), &mut report);
+        self.send(&report[..length]);
     }
 
     /// Waits for a frame that is so, up to 100 ms.
     fn look(&mut self, is_wanted: &impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
-        while let Some(frame) = self.stream.take().expect("frames") {
-            if is_wanted(frame) {
-                return Some(frame.to_vec());
+        let end = Instant::now() + Duration::from_millis(100);
+        let (mut frame, pause) = ([0; 2048], Timespec { tv_sec: 0, tv_nsec: 10_000_000 });
+        while Instant::now() < end {
+            let mut sockets = [PollFd::new(&self.machine, PollFlags::IN)];
+            if poll(&mut sockets, Some(&pause)).expect("poll") == 1 {
+                let (length, _) = recv(&self.machine, &mut frame[..], RecvFlags::empty()).expect("a frame");
+                self.take(&frame[..length]);
+                if is_wanted(&frame[..length]) {
+                    return Some(frame[..length].to_vec());
+                }
             }
-        }
-        self.machine.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
-        let mut piece = [0; 4096];
-        if let Ok(count) = self.machine.read(&mut piece) {
-            self.stream.push(&piece[..count]);
         }
         None
     }

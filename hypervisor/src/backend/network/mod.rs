@@ -12,6 +12,8 @@
 //! the frames that wait for it are lost. So no member is held up by another one for long, and frames that a VM leaves
 //! behind are free.
 //!
+//! The world is told how many of its frames each member is done with ([`abi::credit`]).
+//!
 //! No host device is ever given a guest's memory.
 
 pub mod frame;
@@ -22,6 +24,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering::SeqCst;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use abi::bundle::MAX_VMS;
+use abi::credit;
 use abi::mac::Mac;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -29,11 +32,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use core::fmt;
-use frame::Frame;
+use frame::{Frame, HEADER, MOST};
 use switch::{Route, Switch, WORLD};
 
 /// Frames of one sender that wait for one member, at most: a VM has no more.
 pub const SHARE: usize = 32;
+const _: () = assert!(SHARE >= credit::WINDOW as usize, "what the world may send to a member at once is lost");
+/// Frames of the world's that a member is done with, after which the world is told.
+const TELL_AFTER: u32 = credit::WINDOW / 2;
 /// Members whose frames may be lost at a time: of each some two thousand, where there are many VMs.
 const AT_ONCE: usize = 2;
 /// Frames that are lost for one that comes.
@@ -99,6 +105,10 @@ struct Member {
     queue: VecDeque<(usize, Arc<Frame>, u64)>,
     /// The number of them that are from the world.
     of_world: usize,
+    /// Frames for it, from the world, that are done with: taken or lost. Modulo 2^32.
+    done: u32,
+    /// The value of `done` that the world was told last.
+    told: u32,
     /// Set if a frame has waited for too long, and none was taken in time since.
     is_stuck: bool,
     /// Frames for it that were lost.
@@ -114,6 +124,7 @@ impl Member {
         }
         if from == WORLD && self.of_world == SHARE {
             self.lost += 1;
+            self.finish(1);
         } else {
             self.of_world += usize::from(from == WORLD);
             self.queue.push_back((from, Arc::clone(frame), now));
@@ -123,8 +134,21 @@ impl Member {
     /// Takes the oldest one out, if there is one.
     fn pop(&mut self) -> bool {
         let taken = self.queue.pop_front();
-        self.of_world -= usize::from(matches!(taken, Some((WORLD, ..))));
+        if matches!(taken, Some((WORLD, ..))) {
+            self.of_world -= 1;
+            self.finish(1);
+        }
         taken.is_some()
+    }
+
+    /// Notes that frames from the world are done with.
+    const fn finish(&mut self, frames: usize) {
+        self.done = self.done.wrapping_add(frames as u32);
+    }
+
+    /// Returns whether the world is to be told.
+    const fn is_telling(&self) -> bool {
+        self.done.wrapping_sub(self.told) >= TELL_AFTER
     }
 
     /// Returns whether the oldest frame has waited for too long.
@@ -142,6 +166,7 @@ impl Member {
 
     fn clear(&mut self) {
         self.queue.clear();
+        self.finish(self.of_world);
         self.of_world = 0;
     }
 
@@ -162,6 +187,8 @@ struct Inner {
     world: Option<Box<dyn HostNetwork>>,
     /// Set if the world's device is to be notified of frames.
     has_sent: bool,
+    /// The last report to the world.
+    report: Arc<Frame>,
     counts: Counts,
     /// In ticks.
     patience: u64,
@@ -193,6 +220,8 @@ impl Inner {
             if is_for && member.is_up {
                 member.push(from, frame, now, patience);
                 due |= bit(to);
+            } else if is_for && from == WORLD {
+                member.finish(1);
             }
         }
         Ok(due)
@@ -206,6 +235,24 @@ impl Inner {
             self.members[self.hand].expire(now, self.patience);
         }
         self.world.iter_mut().for_each(|world| world.reclaim());
+        self.tell();
+    }
+
+    /// Tells the world which of its frames are done with, if a member has some. There may be no room for that: then a later call does.
+    fn tell(&mut self) {
+        let Some(world) = &mut self.world else { return };
+        if !self.members.iter().any(Member::is_telling) {
+            return;
+        }
+        world.reclaim();
+        let Some(frame) = Arc::get_mut(&mut self.report) else { return };
+        let due = || (1..self.members.len()).filter(|at| self.members[*at].done != self.members[*at].told);
+        let counts = due().filter_map(|at| Some((self.switch.own(at)?, self.members[at].done)));
+        let length = credit::write(counts, &mut frame.room()[HEADER..HEADER + MOST]);
+        if frame.fill(HEADER + length) && world.send(&self.report).is_ok() {
+            world.notify();
+            self.members.iter_mut().for_each(|member| member.told = member.done);
+        }
     }
 }
 
@@ -244,6 +291,7 @@ impl Network {
             members,
             world,
             has_sent: false,
+            report: Arc::default(),
             counts: Counts::default(),
             patience: timebase / PATIENCE,
             hand: 0,
@@ -317,6 +365,7 @@ impl Network {
             // Nothing comes, and nothing interrupts, while others have all its frames.
             inner.expire(now);
         }
+        inner.tell();
         drop(inner);
         self.0.due.fetch_or(due, SeqCst);
         if taken == BATCH || !has_room {
@@ -420,6 +469,7 @@ impl Plug {
             if core::mem::take(&mut inner.has_sent) {
                 inner.world.iter_mut().for_each(|world| world.notify());
             }
+            inner.tell();
         });
     }
 
@@ -443,6 +493,9 @@ impl Plug {
             if Arc::ptr_eq(first, frame) {
                 member.is_stuck &= now.saturating_sub(*since) > patience;
                 let _ = member.pop();
+                if member.is_telling() {
+                    inner.tell();
+                }
             }
         });
     }

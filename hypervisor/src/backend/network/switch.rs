@@ -97,6 +97,12 @@ impl Switch {
         false
     }
 
+    /// Returns a member's own address.
+    #[must_use]
+    pub fn own(&self, member: usize) -> Option<Mac> {
+        self.members.get(member).and_then(|member| member.own)
+    }
+
     /// Returns the member whose own address that is.
     #[must_use]
     pub fn owner(&self, mac: Mac) -> Option<usize> {

@@ -7,6 +7,7 @@ use crate::backend::network::frame::LEAST;
 use crate::device::interface::{Answer, Device};
 use crate::device::virtio::Mmio;
 use crate::slots::Handle;
+use abi::credit::WINDOW;
 use abi::snapshot::device::DeviceState;
 use rig::*;
 
@@ -152,7 +153,10 @@ fn who_takes_nothing_loses_its_own_and_holds_up_nobody() {
         assert_eq!(rig.received(1).len(), 1);
         rig.offer_all(1);
         rig.world_sends(&frame(mac(2), OUTSIDE, 60, n));
+        rig.world_has();
     }
+    let (sent, told) = rig.from_world[2];
+    assert!(sent == 200 && sent - told < WINDOW, "the world is told of what is lost: {told}");
     // Until it takes some: the last that came is there.
     rig.offer_all(2);
     rig.settle();
@@ -282,6 +286,8 @@ fn frames_arrive_in_their_order_and_each_once() {
         flows.check(&mut rig);
         assert!(flows.received > 100, "seed {seed}: {} have arrived", flows.received);
         assert!((0..3).all(|at| rig.cards[at].device.counts().1 == 0));
+        // The world knows which of its frames are done with, as far as it needs to.
+        assert!(rig.from_world.iter().all(|(sent, told)| sent - told < WINDOW / 2), "seed {seed}: {:?}", rig.from_world);
         // All frames of all senders come free.
         for at in 0..3 {
             (0..SHARE + 8).for_each(|n| rig.send(at, &frame(mac((at + 1) % 3), mac(at), 60, n as u64)));

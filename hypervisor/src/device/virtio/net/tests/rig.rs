@@ -11,6 +11,7 @@ use crate::device::virtio::Mmio;
 pub(super) use crate::random::Random;
 use crate::slots::Handle;
 use crate::sync::Mutex;
+use abi::credit;
 use abi::mac::Mac;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -101,6 +102,8 @@ pub(super) struct Rig {
     pub(super) network: Network,
     pub(super) model: Arc<Mutex<Model>>,
     pub(super) cards: Vec<Card>,
+    /// By card, the frames from the world for it, and those of them that it is said to be done with.
+    pub(super) from_world: Vec<(u32, u32)>,
     /// Set if each side says from where on it wants to hear from the other.
     pub(super) has_events: bool,
 }
@@ -123,7 +126,8 @@ impl Rig {
                 offered: [[false; PLACES]; 2],
             }
         };
-        let mut rig = Self { cards: (0..count).map(card).collect(), network, model, has_events: false };
+        let cards = (0..count).map(card).collect();
+        let mut rig = Self { cards, from_world: vec![(0, 0); count], network, model, has_events: false };
         (0..count).for_each(|at| rig.restart(at));
         (0..count).for_each(|at| rig.offer_all(at));
         rig
@@ -267,6 +271,8 @@ impl Rig {
 
     /// Sends a frame from the world.
     pub(super) fn world_sends(&mut self, frame: &[u8]) {
+        let to = (0..self.cards.len()).filter(|at| frame.starts_with(&mac(*at).0));
+        to.for_each(|at| self.from_world[at].0 += 1);
         self.model.lock().incoming.push_back(frame.to_vec());
         self.network.acknowledge();
         self.settle();
@@ -274,7 +280,15 @@ impl Rig {
 
     /// Returns the frames that the world has got.
     pub(super) fn world_has(&mut self) -> Vec<Vec<u8>> {
-        self.model.lock().sent.drain(..).map(|frame| frame.content().to_vec()).collect()
+        let (reports, frames): (Vec<_>, Vec<_>) =
+            self.model.lock().sent.drain(..).partition(|frame| credit::read(frame.content()).is_some());
+        for (of, done) in reports.iter().flat_map(|frame| credit::read(frame.content())).flatten() {
+            let at = (0..self.cards.len()).find(|at| mac(*at) == of).expect("a card");
+            let (sent, told) = &mut self.from_world[at];
+            assert!((*told..=*sent).contains(&done), "{done} of {sent}, and {told} before");
+            *told = done;
+        }
+        frames.iter().map(|frame| frame.content().to_vec()).collect()
     }
 
     fn now(&self) -> u64 {
