@@ -1,5 +1,6 @@
 //! The network card: what it says it is, a frame that goes to the world and its answer, and whatever else stands in the rings. With
-//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds; with `attack FRAMES` to the host.
+//! `flood MS` it does the worst that it can to the others on the network, for so many milliseconds; with `attack FRAMES MS` to the host,
+//! after so many milliseconds.
 #![no_std]
 #![no_main]
 
@@ -12,8 +13,9 @@ use guests::random::Random;
 use guests::virtio::{ALL, CARD, LIVE, NEEDS_RESET, NEXT, SIZE, STATUS, WRITE, describe, mac, put16, question};
 use guests::{Check, board, ensure, ensure_eq, ram, run};
 
-/// Questions for the gateway's address before it is said not to answer.
-const ATTEMPTS: u32 = 10;
+/// Questions for the gateway's address before it is said not to answer, a second each: what was sent before them comes first, and the host
+/// may be busy.
+const ATTEMPTS: u32 = 60;
 
 guests::entry_point!(main);
 
@@ -22,7 +24,10 @@ fn main() {
     let (what, much) = (words.next(), words.next().and_then(|word| word.parse().ok()).unwrap_or(1000));
     match what {
         Some("flood") => return run("net/flood", || flood(much)),
-        Some("attack") => return run("net/attack", || with(|driver| attack(driver, much))),
+        Some("attack") => {
+            let pause = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+            return run("net/attack", || with(|driver| attack(driver, much, pause)));
+        }
         _ => {}
     }
     run("net/identity", identity);
@@ -224,7 +229,9 @@ fn reset_meanwhile(driver: &mut Driver) -> Check {
 }
 
 /// Datagrams to the gateway from all ports, and fragments of datagrams (RFC 791) whose first never comes.
-fn attack(driver: &mut Driver, frames: u64) -> Check {
+fn attack(driver: &mut Driver, frames: u64, pause: u64) -> Check {
+    let start = metal::time() + board().ticks(pause);
+    while metal::time() < start {}
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&[0x52, 0x55, 10, 0, 2, 2]);
     frame[6..12].copy_from_slice(&mac());
