@@ -2,9 +2,9 @@ use super::frames::{Garbled, Stream, Verdict, is_incoming, outgoing};
 use super::*;
 use crate::machine::net::{GATEWAY, NAMES};
 use crate::machine::passt::{GATEWAY_IPV6, GATEWAY_MAC, NAMES_IPV6};
+use rustix::event::Timespec;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, getpriority_process};
-use rustix::event::Timespec;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 

@@ -117,9 +117,9 @@ struct Member {
 
 impl Member {
     /// Queues a frame for the member. If it takes none, the oldest of those that wait are lost, until this is the only
-    /// one.
+    /// one: VMs need their frames back. The world has frames for more members than one ([`Inner::expire`]).
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
-        if self.is_too_late(now, patience) {
+        if from != WORLD && self.is_too_late(now, patience) {
             self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
         }
         if from == WORLD && self.of_world == SHARE {
