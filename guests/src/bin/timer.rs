@@ -180,8 +180,7 @@ fn rearmed(set: Set) -> Check {
     on_interrupt(Some(rearm));
     set(0);
     enable(STimer.bit());
-    // Without the `time` CSR each takes some 200 ms in the payload seat (QEMU 10.0, OpenSBI), though the hart is idle: not explained yet.
-    let end = now() + board().ticks(10 * hart::PATIENCE_MS);
+    let end = now() + board().ticks(hart::PATIENCE_MS);
     with_interrupts(|| {
         while count() < before + 100 && now() < end {
             metal::wait_for_interrupt();

@@ -97,6 +97,8 @@ pub struct Offer {
     pub mmu_type: String,
     /// Guests' timers.
     pub timer: GuestTimer,
+    /// Set if guests' `time` is the host's: in S mode, and where the payload seat's firmware emulates `time` without `htimedelta`.
+    pub shows_host_time: bool,
     /// Set if misaligned accesses of guests that harts trap come to Gnomon: in the firmware seat, on harts without Zicclsm.
     pub emulates_misaligned: bool,
     /// Bytes in a vector register, 0 without V.

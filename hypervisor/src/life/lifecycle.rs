@@ -14,7 +14,6 @@
 //! ([`go_on`]), then starts or destroys the VM.
 
 use crate::device::board;
-use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::serial;
@@ -178,11 +177,7 @@ fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRu
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
     let mut run = first.ok_or("it has no vCPU 0")?;
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
-    let zero = match g.offer.guest {
-        GuestMode::Virtual => env.now(),
-        // S mode reads the host's clock.
-        GuestMode::Supervisor => 0,
-    };
+    let zero = if g.offer.shows_host_time { 0 } else { env.now() };
     vm.time_zero.store(zero, Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     Ok([run].into())

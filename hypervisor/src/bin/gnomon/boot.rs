@@ -506,6 +506,9 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
     let gates = [("sstc", envcfg::STCE), ("zicboz", envcfg::CBZE), ("zicbom", envcfg::CBCFE)];
     let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
     let granted: Vec<&str> = granted.map(|(name, _)| *name).collect();
+    // OpenSBI emulates `time` on harts without it, and adds to a guest's what was written to `htimedelta` where that traps, too. In QEMU
+    // it does not.
+    let is_emulated = Seat::get() == Seat::Payload && !isa.has("zicntr");
     let isa = isa.for_guest(&granted);
     Offer {
         guest,
@@ -517,6 +520,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
+        shows_host_time: guest == GuestMode::Supervisor || is_emulated,
         emulates_misaligned: emulates_misaligned(Seat::get(), &machine.common_isa()),
         vlenb: abilities.vlenb,
         timebase: machine.timebase,

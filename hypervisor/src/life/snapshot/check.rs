@@ -1,7 +1,7 @@
 //! Checks that a VM can go on from a snapshot here: the facts that its guest was told have to hold.
 
 use crate::backend::disks::Port;
-use crate::device::offer::Offer;
+use crate::device::offer::{GuestMode, Offer};
 use crate::machine::isa::Isa;
 use crate::sync::Mutex;
 use crate::vm::Translation;
@@ -37,6 +37,11 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
     if told.timebase != offer.timebase {
         let (theirs, ours) = (told.timebase, offer.timebase);
         return Err(format!("its clock counts {theirs} times a second, and this machine's {ours} times"));
+    }
+    if offer.shows_host_time && offer.guest == GuestMode::Virtual {
+        return Err("the harts have no `time` CSR, and the firmware shows guests its own time, so their clock cannot continue: \
+                    restore it in the firmware seat (--seat firmware)"
+            .into());
     }
     check_isa(told, config, offer)?;
     check_devices(told, config, offer)?;

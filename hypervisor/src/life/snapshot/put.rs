@@ -3,7 +3,6 @@
 //! Nothing in a state is believed. State that a guest could have brought about by itself is set as if it had, by the
 //! same registers; all else is refused, or left out.
 
-use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::lines;
@@ -25,11 +24,8 @@ pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Re
     let events = Events::of(&state.events, vm.config.vcpus);
     let events = events.ok_or("the software events of its snapshot are impossible")?;
     let now = env.now();
-    let zero = match g.offer.guest {
-        GuestMode::Virtual => now.wrapping_sub(state.told.time),
-        // S mode reads the host's clock, which was set for that when the machine started.
-        GuestMode::Supervisor => 0,
-    };
+    // The host's clock was set for that when the machine started.
+    let zero = if g.offer.shows_host_time { 0 } else { now.wrapping_sub(state.told.time) };
     vm.time_zero.store(zero, Ordering::Relaxed);
     let started = g.vms.tenant(vm, |tenant| {
         let mut started = Vec::new();
