@@ -199,6 +199,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::SplitsOneParent), Upkeep::Steered) => &[48],
         (Mutant::Engine(Sabotage::FillsUnseen), Upkeep::Steered) => &[738],
         (Mutant::Engine(Sabotage::MovesUnderOthers), Upkeep::Steered) => &[188],
+        // In some lives its lists have rings, which are followed without an end.
+        (Mutant::Engine(Sabotage::ListsBlindly), Upkeep::Steered) => &[23],
         _ => &[],
     }
 }

@@ -34,10 +34,12 @@ impl<S: Shadowed> Cache<S> {
         access: Access,
         host: &mut Host<'_, M, H>,
     ) -> Result<Translation, Missing> {
-        let may_copy =
-            access == Access::Store && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access));
-        let known = if may_copy { host.space.translate(gpa, host.mem) } else { None };
-        if may_copy && known.is_none_or(|known| !known.flags.contains(PteFlags::W)) {
+        // Most stores need no more than this.
+        let known = if access == Access::Store { host.space.translate(gpa, host.mem) } else { None };
+        if let Some(known) = known.filter(|known| known.flags.contains(PteFlags::W)) {
+            return Ok(known);
+        }
+        if access == Access::Store && host.space.region_of(gpa.pfn()).is_some_and(|region| region.prot.allows(access)) {
             // The leaves go last: the guest may be fetching by one, and would have it filled again between two portions.
             let moved = host.space.moved_by_store(gpa, host.ready, host.mem);
             let moved = moved.map_err(|content| Missing::Not(Unresolved::Wants(content)))?;

@@ -108,18 +108,21 @@ impl<S: Shadowed> Filler<S> {
             return ELSEWHERE;
         }
         let gpa = leaf.pfn.at(gva.raw() & (level.bytes() - 1));
-        let Some(region) = space.region_of(gpa.pfn()) else { return ELSEWHERE };
         let rules = &tables.rules;
         let (allowed, mirror) = match page.key.role {
             Role::Direct(allowed) => (allowed, NO_PTE),
             Role::Table | Role::Bare => (rules.rights(leaf.flags), pte),
         };
         // As in [`Filler::walk_and_fill`]: with less, a store would be a page fault of the guest's.
-        let stores = rules.policy.own_faults && allowed.contains(PteFlags::W) && region.prot.allows(Access::Store);
+        let region = || space.region_of(gpa.pfn());
+        let stores = rules.policy.own_faults
+            && allowed.contains(PteFlags::W)
+            && region().is_some_and(|region| region.prot.allows(Access::Store));
         let wanted = if stores { Access::Store } else { request.access };
         let mapped = || space.translate(gpa, mem).filter(|there| there.flags.contains(needed(wanted)));
         let there = match mapped() {
             Some(there) => there,
+            None if region().is_none() => return ELSEWHERE,
             None => {
                 let Some((frames, ready)) = from else { return Ok(Beside::WantsMemory) };
                 if space.fill(gpa, wanted, ready, frames, mem)? == Filled::Elsewhere {
