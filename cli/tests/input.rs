@@ -338,9 +338,12 @@ fn networks_that_cannot_be() {
     scratch.refused(&[text(&a), text(&b)], INPUT, &["`a`", "`b`", "52:54:00:67:6e:02", "leave out `mac`"]);
     scratch.refused(&[text(&b), text(&a), "--forward", "8080:80"], INPUT, &["does not name a VM", "b=8080:80"]);
     scratch.refused(&[text(&a), "--net", "off"], INPUT, &["`a`", "no network", "`mac`"]);
-    for (mac, says) in
-        [("01:00:5e:00:00:01", "multicast"), ("00:00:00:00:00:00", "zero"), ("52:54:00:67:6e", "six bytes")]
-    {
+    for (mac, says) in [
+        ("01:00:5e:00:00:01", "multicast"),
+        ("00:00:00:00:00:00", "zero"),
+        ("52:55:0a:00:02:02", "gateway's"),
+        ("52:54:00:67:6e", "six bytes"),
+    ] {
         let vm = file("c", &format!("mac = '{mac}'"));
         scratch.refused(&[text(&vm)], INPUT, &[mac, says]);
     }

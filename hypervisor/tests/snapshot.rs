@@ -9,11 +9,12 @@ use abi::control::{Answer, MOST_ANSWER_BYTES, Request};
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::{NEVER, RootCacheState, State};
 use hypervisor::control;
-use hypervisor::device::offer::{GuestMode, GuestTimer};
+use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::io::host_events;
 use hypervisor::life::lifecycle;
 use hypervisor::life::lifecycle::put_aside;
+use hypervisor::life::snapshot::check;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::{RootCache, VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
@@ -146,6 +147,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     };
     let (mut g, mut hart) = machine(vec![config], 1, timer);
     g.offer.guest = guest;
+    g.offer.shows_host_time = guest == GuestMode::Supervisor;
     // Otherwise it is unknown whether hardware sets A and D behind a G-stage.
     g.offer.two_stage_svadu = true;
     if timer == GuestTimer::Sbi {
@@ -304,6 +306,20 @@ fn refusal(taken: &Taken, change: impl Fn(&mut State, &mut VmConfig)) -> String 
 /// Makes the second vCPU's kernel share a page: its GPA, places, and whether changes need no fence.
 fn share(state: &mut State, (at, places, is_tagged): (u64, u32, bool)) {
     state.vcpus[1].root_cache = Some(RootCacheState { at, places, is_tagged });
+}
+
+#[test]
+fn a_clock_that_cannot_continue_is_refused() {
+    let (.., taken, _) = snapshot_of(busy(None, GuestTimer::Sstc));
+    let restore = Some(Bytes(taken.0.encode()));
+    let config = VmConfig { restore, balloon_bytes: Some(0), segments: Vec::new(), ..vm_config("vm", 3) };
+    let (g, _) = machine(vec![vm_config("vm", 3)], 1, GuestTimer::Sstc);
+    assert!(check(&config, &g.offer).is_ok_and(|state| state.is_some()));
+    let offer = Offer { shows_host_time: true, ..g.offer.clone() };
+    assert!(check(&config, &offer).is_err_and(|why| why.contains("--seat firmware")));
+    // In S mode the clock was set for it. What else is refused there is not the clock.
+    let offer = Offer { guest: GuestMode::Supervisor, ..offer };
+    assert!(check(&config, &offer).err().is_none_or(|why| !why.contains("--seat firmware")));
 }
 
 #[test]

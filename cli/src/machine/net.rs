@@ -10,6 +10,8 @@ use std::str::FromStr;
 
 /// The VMs' network (RFC 1918): the first three bytes of its addresses.
 const NETWORK: [u8; 3] = [10, 0, 2];
+/// The address on the Ethernet that the gateway and the name server have.
+pub(crate) const GATEWAY_MAC: Mac = Mac([0x52, 0x55, 10, 0, 2, 2]);
 /// The gateway, by which a VM reaches this host's loopback and all that this host reaches.
 pub const GATEWAY: Ipv4Addr = address(2);
 /// The name server.
@@ -174,6 +176,10 @@ pub enum NetError {
         /// The requested value.
         mac: Mac,
     },
+    /// The address of what is outside.
+    #[error("the network card of VM `{0}` cannot have the address {GATEWAY_MAC}, which is the gateway's")]
+    #[diagnostic(help("choose another one, such as 52:54:00:67:6e:01; or leave `mac` out"))]
+    Gateway(String),
     /// Two cards have one address.
     #[error("the network cards of VMs `{0}` and `{1}` both have the address {2}")]
     #[diagnostic(help("leave out `mac` in one of the VM files: by default each VM has its own address"))]

@@ -3,7 +3,7 @@
 //! It translates a VM's frames into sockets of this host, without privileges, in a sandbox of its own (user namespace, empty root, seccomp).
 //! Only options that the versions of Debian 12 and of Debian 13 have are used.
 
-use crate::machine::net::{GATEWAY, NAMES, Uplink};
+use crate::machine::net::{GATEWAY, GATEWAY_MAC, NAMES, Uplink};
 use crate::machine::priority;
 use crate::machine::said::last_messages;
 use abi::mac::Mac;
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 
 /// The program.
 pub const PASST: &str = "passt";
-/// The address on the Ethernet that the gateway and the name server have.
-pub(crate) const GATEWAY_MAC: Mac = Mac([0x52, 0x55, 10, 0, 2, 2]);
 /// The gateway's IPv6 address, which leads to this host's loopback, and the name server's.
 pub(crate) const GATEWAY_IPV6: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
 pub(crate) const NAMES_IPV6: [u8; 16] = [0xfe, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3];

@@ -51,7 +51,7 @@ pub struct UplinkEnd {
     pub why: String,
 }
 
-/// The descriptor by which QEMU has its end of the stream.
+/// The descriptor by which QEMU has its end of the socket.
 pub(super) const DESCRIPTOR: i32 = 9;
 /// QEMU's arguments for the other end of its network card.
 pub(super) const ARGS: [&str; 2] = ["-netdev", "dgram,id=net,local.type=fd,local.str=9"];
@@ -136,7 +136,7 @@ impl Way {
             return None;
         }
         let frame = self.queue.pop_front()?;
-        self.window.iter_mut().for_each(|window| window.send(now));
+        self.window.iter_mut().for_each(|window| window.note_sent(now));
         self.queued_bytes -= size(&frame);
         Some(frame)
     }
@@ -208,9 +208,9 @@ fn relay(mut card: Card, mut ways: Vec<Way>, report: impl Fn(UplinkEnd)) -> Resu
     loop {
         let events = wait(&card, next.is_some(), &ways)?;
         for _ in 0..BATCH {
-            let Some(frame) = card.take()? else { break };
+            let Some(frame) = card.recv()? else { break };
             if let Some(counts) = credit::read(frame) {
-                take_report(&mut ways, counts);
+                apply_report(&mut ways, counts);
                 continue;
             }
             let Some(source) = frames::source(frame) else { continue };
@@ -226,7 +226,7 @@ fn relay(mut card: Card, mut ways: Vec<Way>, report: impl Fn(UplinkEnd)) -> Resu
         // One frame of each VM in turn.
         let now = Instant::now();
         while let Some(frame) = next.take().or_else(|| dequeue(&mut ways, &mut turn, now)) {
-            if !card.give(&frame)? {
+            if !card.send(&frame)? {
                 next = Some(frame);
                 break;
             }
@@ -242,18 +242,18 @@ fn dequeue(ways: &mut [Way], turn: &mut usize, now: Instant) -> Option<Vec<u8>> 
     })
 }
 
-fn take_report(ways: &mut [Way], counts: impl Iterator<Item = (Mac, u32)>) {
+fn apply_report(ways: &mut [Way], counts: impl Iterator<Item = (Mac, credit::Counts)>) {
     let now = Instant::now();
-    for (mac, done) in counts {
+    for (mac, counts) in counts {
         let of_card = ways.iter_mut().filter(|way| way.uplink.mac == Some(mac));
-        of_card.filter_map(|way| way.window.as_mut()).for_each(|window| window.report(done, now));
+        of_card.filter_map(|way| way.window.as_mut()).for_each(|window| window.apply(counts, now));
     }
 }
 
 /// Waits until something can be done. Returns the events of each VM's socket.
-fn wait(card: &Card, is_giving: bool, ways: &[Way]) -> Result<Vec<PollFlags>, Closed> {
+fn wait(card: &Card, is_sending: bool, ways: &[Way]) -> Result<Vec<PollFlags>, Closed> {
     let mut wanted = PollFlags::IN;
-    wanted.set(PollFlags::OUT, is_giving);
+    wanted.set(PollFlags::OUT, is_sending);
     let mut sockets = vec![PollFd::new(&card.socket, wanted)];
     let mut order = Vec::new();
     for (at, way) in ways.iter().enumerate() {
@@ -263,7 +263,7 @@ fn wait(card: &Card, is_giving: bool, ways: &[Way]) -> Result<Vec<PollFlags>, Cl
         }
     }
     // Those that wait now wait for reports.
-    let waits = !is_giving && ways.iter().any(|way| !way.queue.is_empty());
+    let waits = !is_sending && ways.iter().any(|way| !way.queue.is_empty());
     let limit = Timespec::try_from(PATIENCE).ok().filter(|_| waits);
     match poll(&mut sockets, limit.as_ref()) {
         Ok(_) => {}

@@ -4,8 +4,8 @@
 //! reach it. Debian 12's version takes the content of a later fragment for a header of UDP or TCP. What passes is what passt has a use for;
 //! a VM's own network stack sends nothing else to the world that could be answered.
 
-use crate::machine::net::{GATEWAY, NAMES};
-use crate::machine::passt::{GATEWAY_IPV6, GATEWAY_MAC, LENGTH, NAMES_IPV6};
+use crate::machine::net::{GATEWAY, GATEWAY_MAC, NAMES};
+use crate::machine::passt::{GATEWAY_IPV6, LENGTH, NAMES_IPV6};
 use abi::mac::Mac;
 
 /// Bytes of the shortest frame: two addresses and a type.
@@ -142,7 +142,7 @@ fn pong(frame: &[u8]) -> Option<Vec<u8>> {
     let is_ping =
         has(frame, 14, &[0x45]) && has(frame, 20, &[frame.get(20)? & DONT_FRAGMENT, 0]) && has(frame, 23, &[ICMP]);
     let is_for_gateway = has(frame, 0, &GATEWAY_MAC.0) && has(frame, 30, &GATEWAY.octets());
-    if !is_ping || !is_for_gateway || !has(frame, 34, &[8, 0]) {
+    if !is_ping || !is_for_gateway || !has(frame, 34, &[8, 0]) || frame.len() > MOST_FOR_GUEST {
         return None;
     }
     let mut answer = frame.to_vec();

@@ -1,7 +1,8 @@
 use super::frames::{Garbled, Stream, Verdict, is_incoming, outgoing};
 use super::*;
-use crate::machine::net::{GATEWAY, NAMES};
-use crate::machine::passt::{GATEWAY_IPV6, GATEWAY_MAC, NAMES_IPV6};
+use crate::machine::net::{GATEWAY, GATEWAY_MAC, NAMES};
+use crate::machine::passt::{GATEWAY_IPV6, NAMES_IPV6};
+use abi::credit::Counts;
 use rustix::event::Timespec;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, getpriority_process};
@@ -169,7 +170,9 @@ fn frames_come_in_pieces() {
 struct Rig {
     machine: OwnedFd,
     /// The frames that each VM has taken.
-    taken: [u32; 2],
+    taken: [Counts; 2],
+    /// The VMs that report what they have taken.
+    reports: [bool; 2],
     ends: std::sync::mpsc::Receiver<UplinkEnd>,
     /// The process of each VM's passt.
     passts: Vec<u32>,
@@ -196,7 +199,7 @@ impl Rig {
         let thread = std::thread::spawn(move || {
             let _ = relay(card, ways, |end| report.send(end).expect("a receiver"));
         });
-        Self { machine, taken: [0; 2], ends, passts, thread }
+        Self { machine, taken: [Counts::default(); 2], reports: [true; 2], ends, passts, thread }
     }
 
     fn send(&mut self, frame: &[u8]) {
@@ -206,10 +209,13 @@ impl Rig {
     /// Takes a frame as its VM, and reports that as Gnomon does.
     fn take(&mut self, frame: &[u8]) {
         let vm = usize::from(frame.starts_with(&B.0));
-        self.taken[vm] += 1;
-        let mut report = [0; 64];
-        let length = credit::write([A, B].into_iter().zip(self.taken), &mut report);
-        self.send(&report[..length]);
+        if self.reports[vm] {
+            self.taken[vm].come += 1;
+            self.taken[vm].done += 1;
+            let mut report = [0; 64];
+            let length = credit::write([A, B].into_iter().zip(self.taken), &mut report);
+            self.send(&report[..length]);
+        }
     }
 
     /// Waits for a frame that is so, up to 100 ms.
@@ -312,6 +318,36 @@ fn a_hostile_vm_reaches_no_other_and_ends_nothing() {
     }
     assert!(rig.is_answered(B));
     assert!(rig.ends.try_recv().is_err(), "no passt has ended");
+}
+
+/// A question that the relay answers itself.
+fn ping(from: Mac, length: usize) -> Vec<u8> {
+    ipv4(from, (GATEWAY_MAC, GATEWAY), 0x4000, 1, &[&[8, 0, 0xf7, 0xff], &vec![0; length][..]].concat())
+}
+
+#[test]
+fn a_vm_that_takes_no_frames_is_sent_few_and_delays_no_other() {
+    let mut rig = Rig::new();
+    let is_pong = |frame: &[u8]| frame.starts_with(&A.0) && frame[12..14] == [8, 0];
+    rig.reports[0] = false;
+    (0..100).for_each(|_| rig.send(&ping(A, 56)));
+    let count = |rig: &mut Rig| std::iter::from_fn(|| rig.look(&is_pong)).count();
+    assert_eq!(count(&mut rig), credit::WINDOW as usize);
+    assert!(rig.is_answered(B));
+    // It has them, and takes none: no time makes it be sent more.
+    let mut report = [0; 64];
+    let mut counts = Counts { come: credit::WINDOW, done: 0 };
+    let length = credit::write([(A, counts)].into_iter(), &mut report);
+    rig.send(&report[..length]);
+    std::thread::sleep(window::PATIENCE + Duration::from_millis(200));
+    assert_eq!(count(&mut rig), 0);
+    counts.done = credit::WINDOW;
+    let length = credit::write([(A, counts)].into_iter(), &mut report);
+    rig.send(&report[..length]);
+    assert_eq!(count(&mut rig), credit::WINDOW as usize);
+    // A guest on the bare machine may send longer ones than the socket back has room for.
+    rig.send(&ping(B, 65_480));
+    assert!(rig.is_answered(B));
 }
 
 #[test]

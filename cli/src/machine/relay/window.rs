@@ -1,9 +1,9 @@
 //! The window of a VM's card: [`abi::credit`].
 
-use abi::credit::WINDOW;
+use abi::credit::{Counts, WINDOW};
 use std::time::{Duration, Instant};
 
-/// The time without a report after which frames that are on their way are taken for lost ones: a VM that does not run takes none.
+/// The time without a report after which frames that have not come to Gnomon are taken for lost ones.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The frames for a card that are on their way. All numbers are modulo 2^32.
@@ -11,10 +11,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Window {
     /// Frames that were sent since the start.
     sent: u32,
-    /// Of those, frames that are done with, as was reported.
-    done: u32,
-    /// Frames that were not reported, and are not waited for.
-    missing: u32,
+    /// The last report.
+    reported: Counts,
+    /// Frames that were lost before they came to Gnomon.
+    lost: u32,
     /// The time of the last report, or of the first frame on its way.
     since: Instant,
 }
@@ -26,23 +26,23 @@ fn distance(from: u32, to: u32) -> u32 {
 
 impl Window {
     pub(super) fn new(now: Instant) -> Self {
-        Self { sent: 0, done: 0, missing: 0, since: now }
+        Self { sent: 0, reported: Counts::default(), lost: 0, since: now }
     }
 
     fn in_flight(&self) -> u32 {
-        distance(self.done.wrapping_add(self.missing), self.sent)
+        distance(self.reported.done.wrapping_add(self.lost), self.sent)
     }
 
     /// Returns whether a frame may be sent.
     pub(super) fn is_open(&mut self, now: Instant) -> bool {
         if self.in_flight() >= WINDOW && now.saturating_duration_since(self.since) >= PATIENCE {
-            self.missing = distance(self.done, self.sent);
+            self.lost = distance(self.reported.come, self.sent);
         }
         self.in_flight() < WINDOW
     }
 
     /// Notes that a frame was sent.
-    pub(super) fn send(&mut self, now: Instant) {
+    pub(super) fn note_sent(&mut self, now: Instant) {
         if self.in_flight() == 0 {
             self.since = now;
         }
@@ -50,11 +50,10 @@ impl Window {
     }
 
     /// Takes a report in.
-    pub(super) fn report(&mut self, done: u32, now: Instant) {
-        // What was missing may have been late only.
-        let came = distance(self.done, done);
-        self.missing = self.missing.saturating_sub(came).min(distance(done, self.sent));
-        self.done = done;
+    pub(super) fn apply(&mut self, report: Counts, now: Instant) {
+        self.reported = report;
+        // Some may have been late only.
+        self.lost = self.lost.min(distance(report.come, self.sent));
         self.since = now;
     }
 }
@@ -65,42 +64,57 @@ mod tests {
 
     /// Sends as many frames as it lets pass.
     fn fill(window: &mut Window, now: Instant) -> u32 {
-        (0..1000).take_while(|_| window.is_open(now).then(|| window.send(now)).is_some()).count() as u32
+        (0..1000).take_while(|_| window.is_open(now).then(|| window.note_sent(now)).is_some()).count() as u32
     }
 
     #[test]
     fn it_has_so_many_on_their_way() {
         let now = Instant::now();
         for start in [0, u32::MAX - 40] {
-            let mut window = Window { sent: start, done: start, ..Window::new(now) };
+            let at = |n: u32| start.wrapping_add(n);
+            let mut window = Window { sent: start, reported: Counts { come: start, done: start }, ..Window::new(now) };
             assert_eq!(fill(&mut window, now), WINDOW);
-            window.report(start.wrapping_add(16), now);
+            window.apply(Counts { come: at(32), done: at(16) }, now);
             assert_eq!(fill(&mut window, now), 16);
-            window.report(start.wrapping_add(48), now);
+            window.apply(Counts { come: at(48), done: at(48) }, now);
             assert_eq!(fill(&mut window, now), WINDOW);
             // One that is told of more than was sent waits for none.
-            window.report(start.wrapping_add(2000), now);
+            window.apply(Counts { come: at(2000), done: at(2000) }, now);
             assert!(fill(&mut window, now) >= WINDOW);
         }
     }
 
     #[test]
-    fn what_is_not_reported_closes_it_for_a_while_only() {
+    fn a_vm_that_takes_none_is_sent_no_more() {
         let start = Instant::now();
         let mut window = Window::new(start);
         assert_eq!(fill(&mut window, start), WINDOW);
-        assert!(!window.is_open(start + PATIENCE / 2));
-        let later = start + PATIENCE;
-        assert_eq!(fill(&mut window, later), WINDOW);
-        assert!(!window.is_open(later));
-        // All have come after all: no more are on their way than before.
-        window.report(WINDOW, later);
-        assert_eq!(fill(&mut window, later), 0);
-        window.report(2 * WINDOW, later);
-        assert_eq!(fill(&mut window, later), WINDOW);
-        // Five never come: the others are all that it lets pass, until it gives the five up.
-        window.report(3 * WINDOW - 5, later);
-        assert_eq!(fill(&mut window, later), WINDOW - 5);
-        assert_eq!(fill(&mut window, later + PATIENCE), WINDOW);
+        window.apply(Counts { come: WINDOW, done: 0 }, start);
+        assert!(!window.is_open(start + 100 * PATIENCE));
+        window.apply(Counts { come: WINDOW, done: WINDOW }, start);
+        assert_eq!(fill(&mut window, start), WINDOW);
+    }
+
+    /// Gnomon's side: it reports when 16 more are done with, or have come.
+    #[test]
+    fn lost_frames_cost_one_wait_and_no_more() {
+        for missing in [0, 1, 5, 15, 16, 17, 24, 31, 32, 64, 1000] {
+            let start = Instant::now();
+            let (mut window, mut now) = (Window::new(start), start);
+            let (mut sent, mut come, mut told) = (0, 0, 0);
+            while now < start + 40 * PATIENCE && sent < 100_000 {
+                let count = fill(&mut window, now);
+                for _ in 0..count {
+                    sent += 1;
+                    come += u32::from(sent > missing);
+                }
+                if come - told >= WINDOW / 2 {
+                    told = come;
+                    window.apply(Counts { come, done: come }, now);
+                }
+                now += if count == 0 { PATIENCE / 10 } else { Duration::from_micros(10) };
+            }
+            assert!(sent >= 100_000 && window.lost <= missing, "{missing} were lost: {sent} sent, {}", window.lost);
+        }
     }
 }

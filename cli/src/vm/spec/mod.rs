@@ -6,7 +6,7 @@ use crate::host::size::{MIB, PAGE, Size};
 use crate::host::words::is_name_char;
 use crate::machine::board::{HExtension, Seat};
 use crate::machine::disk::DiskSpec;
-use crate::machine::net::{Card, ForwardTo, NetError};
+use crate::machine::net::{Card, ForwardTo, GATEWAY_MAC, NetError};
 use crate::machine::port;
 use crate::machine::share::ShareSpec;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
@@ -212,9 +212,10 @@ impl VmSpec {
                 (None, None) => Ok(None),
             };
         }
-        match file.mac.filter(|mac| !mac.is_card()) {
-            Some(mac) => Err(NetError::Group { vm: vm.into(), mac }),
-            None => Ok(Some(Card::of(place, file.mac, forwards))),
+        match file.mac {
+            Some(mac) if !mac.is_card() => Err(NetError::Group { vm: vm.into(), mac }),
+            Some(GATEWAY_MAC) => Err(NetError::Gateway(vm.into())),
+            _ => Ok(Some(Card::of(place, file.mac, forwards))),
         }
     }
 

@@ -12,7 +12,7 @@
 //! the frames that wait for it are lost. So no member is held up by another one for long, and frames that a VM leaves
 //! behind are free.
 //!
-//! The world is told how many of its frames each member is done with ([`abi::credit`]).
+//! The world is told how many of its frames have come for each member, and are done with ([`abi::credit`]).
 //!
 //! No host device is ever given a guest's memory.
 
@@ -38,8 +38,8 @@ use switch::{Route, Switch, WORLD};
 /// Frames of one sender that wait for one member, at most: a VM has no more.
 pub const SHARE: usize = 32;
 const _: () = assert!(SHARE >= credit::WINDOW as usize, "what the world may send to a member at once is lost");
-/// Frames of the world's that a member is done with, after which the world is told.
-const TELL_AFTER: u32 = credit::WINDOW / 2;
+/// Frames of the world's that have come for a member, or that it is done with, after which the world is told.
+const REPORT_AFTER: u32 = credit::WINDOW / 2;
 /// Members whose frames may be lost at a time: of each some two thousand, where there are many VMs.
 const AT_ONCE: usize = 2;
 /// Frames that are lost for one that comes.
@@ -105,10 +105,10 @@ struct Member {
     queue: VecDeque<(usize, Arc<Frame>, u64)>,
     /// The number of them that are from the world.
     of_world: usize,
-    /// Frames for it, from the world, that are done with: taken or lost. Modulo 2^32.
-    done: u32,
-    /// The value of `done` that the world was told last.
-    told: u32,
+    /// The counts of frames for it, from the world.
+    counts: credit::Counts,
+    /// Those that the world was told last.
+    reported: credit::Counts,
     /// Set if a frame has waited for too long, and none was taken in time since.
     is_stuck: bool,
     /// Frames for it that were lost.
@@ -116,11 +116,13 @@ struct Member {
 }
 
 impl Member {
-    /// Queues a frame for the member. If it takes none, the oldest of those that wait are lost, until this is the only
-    /// one: VMs need their frames back. The world has frames for more members than one ([`Inner::expire`]).
+    /// Queues a frame for the member. If it takes none, the oldest of VMs' frames that wait are lost, until this is the
+    /// only one: VMs need their frames back. The world has enough for all members.
     fn push(&mut self, from: usize, frame: &Arc<Frame>, now: u64, patience: u64) {
-        if from != WORLD && self.is_too_late(now, patience) {
-            self.lost += (0..LOST_AT_ONCE).filter(|_| self.pop()).count() as u64;
+        if from == WORLD {
+            self.counts.come = self.counts.come.wrapping_add(1);
+        } else if self.is_too_late(now, patience) {
+            self.lose(LOST_AT_ONCE, |sender| sender != WORLD);
         }
         if from == WORLD && self.of_world == SHARE {
             self.lost += 1;
@@ -141,14 +143,35 @@ impl Member {
         taken.is_some()
     }
 
-    /// Notes that frames from the world are done with.
-    const fn finish(&mut self, frames: usize) {
-        self.done = self.done.wrapping_add(frames as u32);
+    /// Loses the oldest of the frames of such senders, so many at most.
+    fn lose(&mut self, most: usize, is_of: impl Fn(usize) -> bool) {
+        let (mut lost, mut of_world) = (0, 0);
+        self.queue.retain(|(from, ..)| {
+            let is_lost = lost < most && is_of(*from);
+            lost += usize::from(is_lost);
+            of_world += usize::from(is_lost && *from == WORLD);
+            !is_lost
+        });
+        self.lost += lost as u64;
+        self.of_world -= of_world;
+        self.finish(of_world);
     }
 
-    /// Returns whether the world is to be told.
-    const fn is_telling(&self) -> bool {
-        self.done.wrapping_sub(self.told) >= TELL_AFTER
+    /// Notes that frames from the world are done with.
+    const fn finish(&mut self, frames: usize) {
+        self.counts.done = self.counts.done.wrapping_add(frames as u32);
+    }
+
+    /// Refuses a frame from the world.
+    const fn refuse(&mut self) {
+        self.counts.come = self.counts.come.wrapping_add(1);
+        self.finish(1);
+    }
+
+    /// Returns whether the world is to be told of its counts.
+    const fn must_report(&self) -> bool {
+        self.counts.come.wrapping_sub(self.reported.come) >= REPORT_AFTER
+            || self.counts.done.wrapping_sub(self.reported.done) >= REPORT_AFTER
     }
 
     /// Returns whether the oldest frame has waited for too long.
@@ -157,10 +180,10 @@ impl Member {
         self.is_stuck && !self.queue.is_empty()
     }
 
-    fn expire(&mut self, now: u64, patience: u64) {
+    /// Loses the frames of that sender, if the member has taken none for too long.
+    fn expire(&mut self, of: usize, now: u64, patience: u64) {
         if self.is_too_late(now, patience) {
-            self.lost += self.queue.len() as u64;
-            self.clear();
+            self.lose(usize::MAX, |sender| sender == of);
         }
     }
 
@@ -221,37 +244,37 @@ impl Inner {
                 member.push(from, frame, now, patience);
                 due |= bit(to);
             } else if is_for && from == WORLD {
-                member.finish(1);
+                member.refuse();
             }
         }
         Ok(due)
     }
 
-    /// Drops frames that are not taken, because their senders need them. Each call serves some members, and the next
+    /// Drops frames of a sender that are not taken, because it needs them. Each call serves some members, and the next
     /// call the others.
-    fn expire(&mut self, now: u64) {
+    fn expire(&mut self, of: usize, now: u64) {
         for _ in 0..AT_ONCE {
             self.hand = (self.hand + 1) % self.members.len();
-            self.members[self.hand].expire(now, self.patience);
+            self.members[self.hand].expire(of, now, self.patience);
         }
         self.world.iter_mut().for_each(|world| world.reclaim());
-        self.tell();
+        self.report();
     }
 
-    /// Tells the world which of its frames are done with, if a member has some. There may be no room for that: then a later call does.
-    fn tell(&mut self) {
+    /// Tells the world what has become of its frames, if that is due for a member. There may be no room for that: then a later call does.
+    fn report(&mut self) {
         let Some(world) = &mut self.world else { return };
-        if !self.members.iter().any(Member::is_telling) {
+        if !self.members.iter().any(Member::must_report) {
             return;
         }
         world.reclaim();
         let Some(frame) = Arc::get_mut(&mut self.report) else { return };
-        let due = || (1..self.members.len()).filter(|at| self.members[*at].done != self.members[*at].told);
-        let counts = due().filter_map(|at| Some((self.switch.own(at)?, self.members[at].done)));
+        let due = (1..self.members.len()).filter(|at| self.members[*at].counts != self.members[*at].reported);
+        let counts = due.filter_map(|at| Some((self.switch.own(at)?, self.members[at].counts)));
         let length = credit::write(counts, &mut frame.room()[HEADER..HEADER + MOST]);
         if frame.fill(HEADER + length) && world.send(&self.report).is_ok() {
             world.notify();
-            self.members.iter_mut().for_each(|member| member.told = member.done);
+            self.members.iter_mut().for_each(|member| member.reported = member.counts);
         }
     }
 }
@@ -356,16 +379,21 @@ impl Network {
             inner.counts.received += 1;
             match inner.send(WORLD, &frame, now) {
                 Ok(members) => due |= members,
-                Err(_) => inner.counts.forged += 1,
+                Err(_) => {
+                    inner.counts.forged += 1;
+                    if let Some(to) = inner.switch.owner(frame.destination()) {
+                        inner.members[to].refuse();
+                    }
+                }
             }
         }
         let has_room = world.make_room();
         inner.world = Some(world);
         if !has_room {
             // Nothing comes, and nothing interrupts, while others have all its frames.
-            inner.expire(now);
+            inner.expire(WORLD, now);
         }
-        inner.tell();
+        inner.report();
         drop(inner);
         self.0.due.fetch_or(due, SeqCst);
         if taken == BATCH || !has_room {
@@ -412,6 +440,7 @@ impl Network {
         if let Some(at) = inner.members.iter().position(|member| member.user == Some(user)) {
             inner.members[at].start_over();
             inner.switch.forget(at);
+            inner.report();
         }
     }
 }
@@ -469,13 +498,13 @@ impl Plug {
             if core::mem::take(&mut inner.has_sent) {
                 inner.world.iter_mut().for_each(|world| world.notify());
             }
-            inner.tell();
+            inner.report();
         });
     }
 
-    /// Frees frames that are not taken, because the sender has none left.
+    /// Frees its frames that are not taken, because it has none left.
     pub fn expire(&self, now: u64) {
-        self.with(|inner| inner.expire(now));
+        self.with(|inner| inner.expire(self.member, now));
     }
 
     /// Returns the first frame that waits for it, which stays there.
@@ -493,8 +522,8 @@ impl Plug {
             if Arc::ptr_eq(first, frame) {
                 member.is_stuck &= now.saturating_sub(*since) > patience;
                 let _ = member.pop();
-                if member.is_telling() {
-                    inner.tell();
+                if member.must_report() {
+                    inner.report();
                 }
             }
         });
@@ -511,6 +540,7 @@ impl Plug {
         self.with(|inner| {
             inner.members[self.member].start_over();
             inner.switch.forget(self.member);
+            inner.report();
         });
     }
 }

@@ -507,8 +507,8 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
     let granted = gates.iter().filter(|(_, bit)| abilities.environment & bit != 0);
     let granted: Vec<&str> = granted.map(|(name, _)| *name).collect();
     // OpenSBI emulates `time` on harts without it, and adds to a guest's what was written to `htimedelta` where that traps, too. In QEMU
-    // it does not.
-    let is_emulated = Seat::get() == Seat::Payload && !isa.has("zicntr");
+    // `htimedelta` does not trap. A device tree that knows the name Zihpm, which came with Zicntr, would name that.
+    let is_emulated = Seat::get() == Seat::Payload && isa.has("zihpm") && !isa.has("zicntr");
     let isa = isa.for_guest(&granted);
     Offer {
         guest,

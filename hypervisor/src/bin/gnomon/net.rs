@@ -1,13 +1,14 @@
 //! The host's virtio network device, by which guests reach the world.
 
 use crate::virtio::{HeapHal, Opened};
+use abi::bundle::MAX_VMS;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::array;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::backend::network::frame::{Frame, HEADER};
-use hypervisor::backend::network::{Full, HostNetwork};
+use hypervisor::backend::network::{Full, HostNetwork, SHARE};
 use hypervisor::device::virtio::wire::VERSION_1;
 use hypervisor::device::virtio::wire::net::{MRG_RXBUF, RECEIVE, TRANSMIT};
 use hypervisor::machine::description::VirtioSlot;
@@ -17,8 +18,10 @@ use virtio_drivers::transport::{DeviceType, Transport};
 
 /// Frames for what comes.
 const INCOMING: usize = 64;
+/// Frames for what comes at most: beside those that the device has, each VM may have some in its queue.
+const MOST_INCOMING: usize = INCOMING + MAX_VMS * SHARE;
 /// Descriptors for what goes: two for each frame.
-const OUTGOING: usize = 128;
+const OUTGOING: usize = 256;
 
 /// In front of a frame that goes: there is nothing to be done about it.
 static PLAIN: [u8; HEADER] = [0; HEADER];
@@ -30,6 +33,8 @@ pub struct NetDevice {
     outgoing: Box<VirtQueue<HeapHal, OUTGOING>>,
     /// Frames for what comes, that the device has not.
     free: Vec<Arc<Frame>>,
+    /// The number of frames that the device has.
+    given: usize,
     /// The frames that the device has, by token.
     offered: Box<[Option<Arc<Frame>>; INCOMING]>,
     /// Frames that it sends, by token.
@@ -50,8 +55,9 @@ impl NetDevice {
         outgoing.set_dev_notify(false);
         let (transport, _) = opened.start();
         let free = (0..INCOMING).map(|_| Arc::default()).collect();
+        let given = 0;
         let (offered, sent) = (Box::new(array::from_fn(|_| None)), Box::new(array::from_fn(|_| None)));
-        let mut device = Self { transport, incoming, outgoing, free, offered, sent };
+        let mut device = Self { transport, incoming, outgoing, free, given, offered, sent };
         device.make_room();
         Some(device)
     }
@@ -71,6 +77,7 @@ impl HostNetwork for NetDevice {
             // What is longer is in several of them: one that is full is no frame. The last is taken for one, and is the world's own affair.
             let is_frame = popped.is_ok_and(|length| inside.fill(length as usize));
             self.free.push(Arc::clone(&frame));
+            self.given -= 1;
             if is_frame {
                 return Some(frame);
             }
@@ -79,7 +86,14 @@ impl HostNetwork for NetDevice {
 
     fn make_room(&mut self) -> bool {
         let mut at = 0;
-        while at < self.free.len() {
+        while self.given < INCOMING {
+            if at == self.free.len() {
+                // VMs have all others.
+                if self.given + at == MOST_INCOMING {
+                    break;
+                }
+                self.free.push(Arc::default());
+            }
             let Some(inside) = Arc::get_mut(&mut self.free[at]) else {
                 at += 1;
                 continue;
@@ -88,11 +102,12 @@ impl HostNetwork for NetDevice {
             let added = unsafe { self.incoming.add(&[], &mut [inside.room()]) };
             let Ok(token) = added else { break };
             self.offered[usize::from(token)] = Some(self.free.swap_remove(at));
+            self.given += 1;
         }
         if self.incoming.should_notify() {
             self.transport.notify(RECEIVE as u16);
         }
-        self.free.len() < INCOMING / 2
+        self.given >= INCOMING / 2
     }
 
     fn send(&mut self, frame: &Arc<Frame>) -> Result<(), Full> {

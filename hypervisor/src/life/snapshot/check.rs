@@ -39,7 +39,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
         return Err(format!("its clock counts {theirs} times a second, and this machine's {ours} times"));
     }
     if offer.shows_host_time && offer.guest == GuestMode::Virtual {
-        return Err("the harts have no `time` CSR, and the firmware shows guests its own time, so their clock cannot continue: \
+        return Err("the device tree names Zihpm and not Zicntr, so the harts have no `time` CSR, and the firmware shows guests its own time, so their clock cannot continue: \
                     restore it in the firmware seat (--seat firmware)"
             .into());
     }

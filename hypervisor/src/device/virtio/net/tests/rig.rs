@@ -112,7 +112,10 @@ impl Rig {
     /// Makes `count` cards, each with a driver that has offered all its buffers.
     pub(super) fn new(count: usize) -> Self {
         let model = Arc::new(Mutex::new(Model { incoming: VecDeque::new(), sent: Vec::new(), room: 50 }));
-        let device = ModelNetwork { model: Arc::clone(&model), frames: (0..16).map(|_| Arc::default()).collect() };
+        let device = ModelNetwork {
+            model: Arc::clone(&model),
+            frames: (0..16 + SHARE * count).map(|_| Arc::default()).collect(),
+        };
         let network = Network::new((0..count).map(mac), Some(Box::new(device)), 10_000_000);
         let card = |at: usize| {
             let plug = network.plug(mac(at)).expect("it is on the network");
@@ -282,11 +285,11 @@ impl Rig {
     pub(super) fn world_has(&mut self) -> Vec<Vec<u8>> {
         let (reports, frames): (Vec<_>, Vec<_>) =
             self.model.lock().sent.drain(..).partition(|frame| credit::read(frame.content()).is_some());
-        for (of, done) in reports.iter().flat_map(|frame| credit::read(frame.content())).flatten() {
+        for (of, counts) in reports.iter().flat_map(|frame| credit::read(frame.content())).flatten() {
             let at = (0..self.cards.len()).find(|at| mac(*at) == of).expect("a card");
             let (sent, told) = &mut self.from_world[at];
-            assert!((*told..=*sent).contains(&done), "{done} of {sent}, and {told} before");
-            *told = done;
+            assert!((*told..=counts.come).contains(&counts.done) && counts.come <= *sent, "{counts:?} of {sent}");
+            *told = counts.done;
         }
         frames.iter().map(|frame| frame.content().to_vec()).collect()
     }
