@@ -92,9 +92,9 @@ mod tests {
         let processors = processors();
         assert!(!processors.is_empty());
         for at in processors {
-            // A busy machine may disturb once.
+            // A busy machine may disturb several times.
             let is_more = |_| handovers(at) * 2 < wake(&[at], || handovers(at)).0;
-            assert!((0..5).any(is_more), "processor {at}");
+            assert!((0..25).any(is_more), "processor {at}");
         }
     }
 
