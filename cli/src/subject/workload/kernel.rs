@@ -161,5 +161,6 @@ pub fn net(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     image.marked("send", kib, "KiB", &format!("nc {GATEWAY} $sink </data >/sent"));
     image.marked("receive", kib, "KiB", &format!("nc {GATEWAY} $source <>/silence >/got"));
     image.line(&format!("[ $(cat /sent) = {bytes} ] && cmp /data /got"));
-    image.finish(Size(128 * MIB))
+    // The files have half of what the kernel leaves.
+    image.finish(Size(256 * MIB))
 }
