@@ -339,7 +339,7 @@ fn a_virtual_instruction_without_tval_is_read_from_memory() {
 pub fn supervisor() -> World {
     let mut w = nested();
     // Its memory stays that of a nested VM: what is tested here does not depend on it.
-    (w.g.offer.guest, w.g.offer.shows_host_time) = (GuestMode::Supervisor, true);
+    w.g.offer.guest = GuestMode::Supervisor;
     w.run.context.brief_causes = w.run.vm.translation.brief_causes(&w.g.offer);
     w
 }

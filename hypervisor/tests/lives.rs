@@ -38,7 +38,7 @@ fn a_vm_starts_as_its_board_says() {
 fn a_nested_vm_on_harts_without_h_is_told_what_to_use_instead() {
     let config = VmConfig { mmu: Some(MmuMode::TwoStage), ..vm_config("vm", 1) };
     let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
-    (g.offer.guest, g.offer.shows_host_time) = (GuestMode::Supervisor, true);
+    g.offer.guest = GuestMode::Supervisor;
     start_due(&g, &mut hart);
     let all = printed();
     let complaint = ["vm could not be started", "two-stage", "H extension", "shadow", "unsync", "lazy"];

@@ -147,7 +147,6 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     };
     let (mut g, mut hart) = machine(vec![config], 1, timer);
     g.offer.guest = guest;
-    g.offer.shows_host_time = guest == GuestMode::Supervisor;
     // Otherwise it is unknown whether hardware sets A and D behind a G-stage.
     g.offer.two_stage_svadu = true;
     if timer == GuestTimer::Sbi {
@@ -315,10 +314,10 @@ fn a_clock_that_cannot_continue_is_refused() {
     let config = VmConfig { restore, balloon_bytes: Some(0), segments: Vec::new(), ..vm_config("vm", 3) };
     let (g, _) = machine(vec![vm_config("vm", 3)], 1, GuestTimer::Sstc);
     assert!(check(&config, &g.offer).is_ok_and(|state| state.is_some()));
-    let offer = Offer { shows_host_time: true, ..g.offer.clone() };
+    let offer = Offer { firmware_emulates_time: true, ..g.offer.clone() };
     assert!(check(&config, &offer).is_err_and(|why| why.contains("--seat firmware")));
     // In S mode the clock was set for it. What else is refused there is not the clock.
-    let offer = Offer { guest: GuestMode::Supervisor, ..offer };
+    let offer = Offer { guest: GuestMode::Supervisor, ..g.offer.clone() };
     assert!(check(&config, &offer).err().is_none_or(|why| !why.contains("--seat firmware")));
 }
 

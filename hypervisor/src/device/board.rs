@@ -235,7 +235,7 @@ mod tests {
 
     fn offer() -> Offer {
         Offer {
-            shows_host_time: false,
+            firmware_emulates_time: false,
             guest: crate::device::offer::GuestMode::Virtual,
             kinds: &KINDS,
             g_format: &rv::format::SV39X4,

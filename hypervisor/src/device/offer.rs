@@ -97,8 +97,8 @@ pub struct Offer {
     pub mmu_type: String,
     /// Guests' timers.
     pub timer: GuestTimer,
-    /// Set if guests' `time` is the host's: in S mode, and where the payload seat's firmware emulates `time` without `htimedelta`.
-    pub shows_host_time: bool,
+    /// Set if the payload seat's firmware emulates `time` for guests, without `htimedelta`.
+    pub firmware_emulates_time: bool,
     /// Set if misaligned accesses of guests that harts trap come to Gnomon: in the firmware seat, on harts without Zicclsm.
     pub emulates_misaligned: bool,
     /// Bytes in a vector register, 0 without V.
@@ -118,6 +118,12 @@ pub struct Offer {
 }
 
 impl Offer {
+    /// Returns whether guests' `time` is the host's.
+    #[must_use]
+    pub fn shows_host_time(&self) -> bool {
+        self.guest == GuestMode::Supervisor || self.firmware_emulates_time
+    }
+
     /// Returns the mode in which a VM's memory is virtualized: the one that it asks for, or else the one that suits the
     /// harts best.
     #[must_use]

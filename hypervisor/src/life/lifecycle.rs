@@ -177,7 +177,7 @@ fn first_vcpu<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Box<VcpuRu
     let first = g.vms.tenant(vm, |tenant| tenant.parked.remove(&0)).flatten();
     let mut run = first.ok_or("it has no vCPU 0")?;
     run.reset(vm.config.entry_gpa, board::tree_address(vm.config.memory_bytes));
-    let zero = if g.offer.shows_host_time { 0 } else { env.now() };
+    let zero = if g.offer.shows_host_time() { 0 } else { env.now() };
     vm.time_zero.store(zero, Ordering::Relaxed);
     run.shared.hsm.store(hsm::STARTED, Ordering::Release);
     Ok([run].into())

@@ -379,7 +379,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
     let config = Config { vms, console: ConsoleMode::Lines, settings: Vec::new() };
     let has_names = config.vms.len() > 1;
     let offer = Offer {
-        shows_host_time: false,
+        firmware_emulates_time: false,
         guest: GuestMode::Virtual,
         g_format: &rv::format::SV39X4,
         formats: vec![&rv::format::SV39],

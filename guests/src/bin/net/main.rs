@@ -11,7 +11,7 @@ use guests::access::{self, poke};
 use guests::console::line;
 use guests::random::Random;
 use guests::virtio::{ALL, CARD, LIVE, NEEDS_RESET, NEXT, SIZE, STATUS, WRITE, describe, mac, put16, question};
-use guests::{Check, board, ensure, ensure_eq, ram, run};
+use guests::{Check, board, ensure, ensure_eq, hart, ram, run};
 
 /// Questions for the gateway's address before it is said not to answer, a second each: what was sent before them comes first, and the host
 /// may be busy.
@@ -21,11 +21,13 @@ guests::entry_point!(main);
 
 fn main() {
     let mut words = board().bootargs.split_whitespace();
-    let (what, much) = (words.next(), words.next().and_then(|word| word.parse().ok()).unwrap_or(1000));
+    let what = words.next();
+    let mut number = |otherwise| words.next().and_then(|word| word.parse().ok()).unwrap_or(otherwise);
+    let much = number(1000);
     match what {
         Some("flood") => return run("net/flood", || flood(much)),
         Some("attack") => {
-            let pause = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+            let pause = number(0);
             return run("net/attack", || with(|driver| attack(driver, much, pause)));
         }
         _ => {}
@@ -230,8 +232,7 @@ fn reset_meanwhile(driver: &mut Driver) -> Check {
 
 /// Datagrams to the gateway from all ports, and fragments of datagrams (RFC 791) whose first never comes.
 fn attack(driver: &mut Driver, frames: u64, pause: u64) -> Check {
-    let start = metal::time() + board().ticks(pause);
-    while metal::time() < start {}
+    hart::wait_for(pause, || false);
     let mut frame = [0; 60];
     frame[..6].copy_from_slice(&[0x52, 0x55, 10, 0, 2, 2]);
     frame[6..12].copy_from_slice(&mac());

@@ -9,7 +9,7 @@
 //! A *frame* is a buffer of Gnomon's own. Each sender has a few: a sender that has none left waits until one of them
 //! has arrived, and takes nothing from others. Frames wait in the queue of the *member* that they are for until that
 //! takes them, which is at once: the sender serves the members that it has sent to. If a member takes none for a while,
-//! the frames that wait for it are lost. So no member is held up by another one for long, and frames that a VM leaves
+//! VMs' frames that wait for it are lost. So no member is held up by another one for long, and frames that a VM leaves
 //! behind are free.
 //!
 //! The world is told how many of its frames have come for each member, and are done with ([`abi::credit`]).
@@ -134,13 +134,11 @@ impl Member {
     }
 
     /// Takes the oldest one out, if there is one.
-    fn pop(&mut self) -> bool {
-        let taken = self.queue.pop_front();
-        if matches!(taken, Some((WORLD, ..))) {
+    fn pop(&mut self) {
+        if let Some((WORLD, ..)) = self.queue.pop_front() {
             self.of_world -= 1;
             self.finish(1);
         }
-        taken.is_some()
     }
 
     /// Loses the oldest of the frames of such senders, so many at most.
@@ -187,14 +185,10 @@ impl Member {
         }
     }
 
-    fn clear(&mut self) {
+    fn start_over(&mut self) {
         self.queue.clear();
         self.finish(self.of_world);
         self.of_world = 0;
-    }
-
-    fn start_over(&mut self) {
-        self.clear();
         (self.is_up, self.is_stuck) = (false, false);
     }
 }
@@ -521,7 +515,7 @@ impl Plug {
             let Some((_, first, since)) = member.queue.front() else { return };
             if Arc::ptr_eq(first, frame) {
                 member.is_stuck &= now.saturating_sub(*since) > patience;
-                let _ = member.pop();
+                member.pop();
                 if member.must_report() {
                     inner.report();
                 }

@@ -508,7 +508,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
     let granted: Vec<&str> = granted.map(|(name, _)| *name).collect();
     // OpenSBI emulates `time` on harts without it, and adds to a guest's what was written to `htimedelta` where that traps, too. In QEMU
     // `htimedelta` does not trap. A device tree that knows the name Zihpm, which came with Zicntr, would name that.
-    let is_emulated = Seat::get() == Seat::Payload && isa.has("zihpm") && !isa.has("zicntr");
+    let firmware_emulates_time = Seat::get() == Seat::Payload && isa.has("zihpm") && !isa.has("zicntr");
     let isa = isa.for_guest(&granted);
     Offer {
         guest,
@@ -520,7 +520,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         denial,
         mmu_type: machine.mmu_type.clone(),
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
-        shows_host_time: guest == GuestMode::Supervisor || is_emulated,
+        firmware_emulates_time,
         emulates_misaligned: emulates_misaligned(Seat::get(), &machine.common_isa()),
         vlenb: abilities.vlenb,
         timebase: machine.timebase,

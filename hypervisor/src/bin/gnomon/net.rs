@@ -54,8 +54,7 @@ impl NetDevice {
         // What was sent is looked after when more is.
         outgoing.set_dev_notify(false);
         let (transport, _) = opened.start();
-        let free = (0..INCOMING).map(|_| Arc::default()).collect();
-        let given = 0;
+        let (free, given) = (Vec::new(), 0);
         let (offered, sent) = (Box::new(array::from_fn(|_| None)), Box::new(array::from_fn(|_| None)));
         let mut device = Self { transport, incoming, outgoing, free, given, offered, sent };
         device.make_room();

@@ -1,7 +1,7 @@
 //! Checks that a VM can go on from a snapshot here: the facts that its guest was told have to hold.
 
 use crate::backend::disks::Port;
-use crate::device::offer::{GuestMode, Offer};
+use crate::device::offer::Offer;
 use crate::machine::isa::Isa;
 use crate::sync::Mutex;
 use crate::vm::Translation;
@@ -38,9 +38,9 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
         let (theirs, ours) = (told.timebase, offer.timebase);
         return Err(format!("its clock counts {theirs} times a second, and this machine's {ours} times"));
     }
-    if offer.shows_host_time && offer.guest == GuestMode::Virtual {
-        return Err("the device tree names Zihpm and not Zicntr, so the harts have no `time` CSR, and the firmware shows guests its own time, so their clock cannot continue: \
-                    restore it in the firmware seat (--seat firmware)"
+    if offer.firmware_emulates_time {
+        return Err("the device tree names Zihpm and not Zicntr, so the harts have no `time` CSR, and the firmware shows guests \
+                    its own time, so their clock cannot continue: restore it in the firmware seat (--seat firmware)"
             .into());
     }
     check_isa(told, config, offer)?;

@@ -25,7 +25,7 @@ pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Re
     let events = events.ok_or("the software events of its snapshot are impossible")?;
     let now = env.now();
     // The host's clock was set for that when the machine started.
-    let zero = if g.offer.shows_host_time { 0 } else { now.wrapping_sub(state.told.time) };
+    let zero = if g.offer.shows_host_time() { 0 } else { now.wrapping_sub(state.told.time) };
     vm.time_zero.store(zero, Ordering::Relaxed);
     let started = g.vms.tenant(vm, |tenant| {
         let mut started = Vec::new();
