@@ -170,8 +170,8 @@ impl Insn {
             Some(System::Sret) => Self::special(Special::Return { from_m: false }),
             Some(System::Mret) => Self::special(Special::Return { from_m: true }),
             Some(System::Fence(FenceInsn { kind, rs1, rs2 })) => Self::special(Special::Fence { kind, rs1, rs2 }),
-            Some(System::GuestLoad) => Self::memory(Memory::Load),
-            Some(System::GuestStore) => Self::memory(Memory::Store),
+            Some(System::GuestLoad(_)) => Self::memory(Memory::Load),
+            Some(System::GuestStore(_)) => Self::memory(Memory::Store),
             Some(System::Csr(access)) => {
                 let csr = match access.csr {
                     number::SATP => Csr::Satp,

@@ -90,6 +90,10 @@ pub struct RunArgs {
     /// harts that do it and without --swap. Without it they can be restored in any mode (see docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
     svadu: Option<Switch>,
+    /// Give guests the H extension, so that they may be hypervisors, such as KVM (see docs/nested.md). Needs harts with the H
+    /// extension and --mmu two-stage
+    #[arg(long)]
+    nested: bool,
     /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -335,6 +339,7 @@ impl RunArgs {
             gigapages: None,
             svvptc: self.svvptc.map(|switch| switch == Switch::On),
             svadu: self.svadu.map(|switch| switch == Switch::On),
+            nested: self.nested.then_some(true),
             restore: self.restore,
             shadow: None,
         };

@@ -366,6 +366,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         lane: vm.lane.unwrap_or(true),
         svvptc: vm.svvptc,
         svadu: vm.svadu,
+        nested: vm.nested,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
         gigapages: vm.gigapages,

@@ -181,6 +181,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         console: test.console,
         svvptc: test.svvptc,
         svadu: test.svadu,
+        nested: Some(test.nested),
         shadow: test.shadow,
         limit: test.limit,
         reserve: test.reserve,

@@ -58,6 +58,9 @@ pub struct BootTest {
     pub svvptc: Option<bool>,
     /// Promises hardware updates of A and D bits.
     pub svadu: Option<bool>,
+    /// Set if each VM may be a hypervisor.
+    #[serde(default)]
+    pub nested: bool,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.

@@ -62,6 +62,8 @@ pub struct VmFile {
     pub svvptc: Option<bool>,
     /// Promises hardware updates of A and D bits.
     pub svadu: Option<bool>,
+    /// Gives the VM the H extension, so that it may be a hypervisor.
+    pub nested: Option<bool>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// Allows 2 MiB mappings.
@@ -323,6 +325,7 @@ impl VmFile {
             lane: over.lane.or(self.lane),
             svvptc: over.svvptc.or(self.svvptc),
             svadu: over.svadu.or(self.svadu),
+            nested: over.nested.or(self.nested),
             shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
             gigapages: over.gigapages.or(self.gigapages),
@@ -354,7 +357,7 @@ mod tests {
     fn a_whole_file() {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
-             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nshadow = '8M'\n\
+             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nnested = true\nshadow = '8M'\n\
              superpages = false\ngigapages = true\nballoon = '64M'\n",
         )
         .expect("valid");
@@ -366,7 +369,7 @@ mod tests {
         assert!(added[0].ends_with("f") && added[0].is_absolute() && added[1] == Path::new("/g"), "{added:?}");
         assert_eq!((vm.console, vm.superpages, vm.gigapages), (Some(Console::Sbi), Some(false), Some(true)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
-        assert_eq!((vm.lane, vm.svvptc, vm.svadu), (Some(false), Some(false), Some(true)));
+        assert_eq!((vm.lane, vm.svvptc, vm.svadu, vm.nested), (Some(false), Some(false), Some(true), Some(true)));
         assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));
     }
 

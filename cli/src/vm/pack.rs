@@ -120,6 +120,7 @@ pub(crate) mod tests {
             lane: true,
             svvptc: true,
             svadu: None,
+            nested: false,
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

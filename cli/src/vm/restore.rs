@@ -137,6 +137,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("console", vm.console.is_some()),
         ("svvptc", vm.svvptc.is_some()),
         ("svadu", vm.svadu.is_some()),
+        ("nested", vm.nested.is_some()),
         ("gigapages", vm.gigapages.is_some()),
         ("balloon", vm.balloon.is_some()),
         ("net", vm.net.is_some()),

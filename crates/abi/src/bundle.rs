@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -88,6 +88,8 @@ pub struct VmConfig {
     /// True if it is promised that A and D bits are updated for it (Svadu), false if it gets page faults (Svade). `None`: the
     /// hypervisor chooses by the mode and the harts.
     pub svadu: Option<bool>,
+    /// True if it may be a hypervisor: its harts have the H extension.
+    pub nested: bool,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
     /// [`default_shadow_bytes`]. No meaning under [`MmuMode::TwoStage`].
     pub shadow_bytes: Option<u64>,
@@ -361,6 +363,7 @@ mod tests {
                 lane: true,
                 svvptc: true,
                 svadu: None,
+                nested: true,
                 shadow_bytes: Some(8 << 20),
                 superpages: true,
                 gigapages: false,

@@ -52,6 +52,8 @@ pub mod hstatus {
     pub const SPV: u64 = 1 << 7;
     /// Privilege of the guest before the trap, for HLV/HSV.
     pub const SPVP: u64 = 1 << 8;
+    /// HLV, HLVX and HSV in U mode.
+    pub const HU: u64 = 1 << 9;
     /// Trap `satp` and fences in VS.
     pub const VTVM: u64 = 1 << 20;
     /// Trap WFI in VS.
@@ -64,6 +66,8 @@ pub mod hstatus {
 
 /// `menvcfg` and `henvcfg`.
 pub mod envcfg {
+    /// Fences of devices are fences of memory, too.
+    pub const FIOM: u64 = 1;
     /// CBIE = 01: `cbo.inval` performs a flush, so that no hart reads stale memory behind the caches.
     pub const CBIE_FLUSH: u64 = 1 << 4;
     /// `cbo.clean` and `cbo.flush` allowed.

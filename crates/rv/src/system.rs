@@ -4,10 +4,52 @@
 pub mod number {
     /// `satp`.
     pub const SATP: u16 = 0x180;
+    /// `vsstatus`.
+    pub const VSSTATUS: u16 = 0x200;
+    /// `vsie`.
+    pub const VSIE: u16 = 0x204;
+    /// `vsscratch`.
+    pub const VSSCRATCH: u16 = 0x240;
+    /// `vsepc`.
+    pub const VSEPC: u16 = 0x241;
+    /// `vscause`.
+    pub const VSCAUSE: u16 = 0x242;
+    /// `vstval`.
+    pub const VSTVAL: u16 = 0x243;
+    /// `vsip`.
+    pub const VSIP: u16 = 0x244;
+    /// `vstimecmp` (Sstc).
+    pub const VSTIMECMP: u16 = 0x24d;
     /// `vsatp`.
     pub const VSATP: u16 = 0x280;
+    /// `hstatus`.
+    pub const HSTATUS: u16 = 0x600;
+    /// `hedeleg`.
+    pub const HEDELEG: u16 = 0x602;
+    /// `hideleg`.
+    pub const HIDELEG: u16 = 0x603;
+    /// `hie`.
+    pub const HIE: u16 = 0x604;
+    /// `htimedelta`.
+    pub const HTIMEDELTA: u16 = 0x605;
+    /// `hcounteren`.
+    pub const HCOUNTEREN: u16 = 0x606;
+    /// `hgeie`.
+    pub const HGEIE: u16 = 0x607;
+    /// `henvcfg`.
+    pub const HENVCFG: u16 = 0x60a;
+    /// `htval`.
+    pub const HTVAL: u16 = 0x643;
+    /// `hip`.
+    pub const HIP: u16 = 0x644;
+    /// `hvip`.
+    pub const HVIP: u16 = 0x645;
+    /// `htinst`.
+    pub const HTINST: u16 = 0x64a;
     /// `hgatp`.
     pub const HGATP: u16 = 0x680;
+    /// `hgeip`.
+    pub const HGEIP: u16 = 0xe12;
     /// `sie`.
     pub const SIE: u16 = 0x104;
     /// `stvec`.
@@ -48,11 +90,55 @@ pub enum System {
     /// A fence of translations.
     Fence(FenceInsn),
     /// `hlv` or `hlvx`.
-    GuestLoad,
+    GuestLoad(GuestLoad),
     /// `hsv`.
-    GuestStore,
+    GuestStore(GuestStore),
     /// An access to a CSR.
     Csr(CsrInsn),
+}
+
+/// A load from guest memory by a hypervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GuestLoad {
+    /// The register for the value.
+    pub rd: u8,
+    /// The register with the address.
+    pub rs1: u8,
+    /// Bytes: 1, 2, 4 or 8.
+    pub width: u8,
+    /// The value is extended by its sign.
+    pub is_signed: bool,
+    /// `hlvx`: permission to execute takes the place of permission to read.
+    pub is_fetch: bool,
+}
+
+impl GuestLoad {
+    const fn decode(rd: u8, rs1: u8, rs2: u8, width: u8) -> Option<Self> {
+        match (rs2, width) {
+            (0, _) => Some(Self { rd, rs1, width, is_signed: true, is_fetch: false }),
+            (1, 1 | 2 | 4) => Some(Self { rd, rs1, width, is_signed: false, is_fetch: false }),
+            (3, 2 | 4) => Some(Self { rd, rs1, width, is_signed: false, is_fetch: true }),
+            _ => None,
+        }
+    }
+
+    /// The register's value after a load of `raw`, whose upper bytes are 0.
+    #[must_use]
+    pub const fn extend(&self, raw: u64) -> u64 {
+        let unused = 64 - 8 * self.width as u32;
+        if self.is_signed { ((raw << unused) as i64 >> unused) as u64 } else { raw }
+    }
+}
+
+/// A store to guest memory by a hypervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GuestStore {
+    /// The register with the address.
+    pub rs1: u8,
+    /// The register with the value.
+    pub rs2: u8,
+    /// Bytes: 1, 2, 4 or 8.
+    pub width: u8,
 }
 
 /// Which fence of translations.
@@ -161,8 +247,18 @@ impl System {
                 };
                 if rd == 0 { Some(Self::Fence(FenceInsn { kind, rs1, rs2 })) } else { None }
             }
-            4 if funct7 & 1 == 0 => Some(Self::GuestLoad),
-            4 => Some(Self::GuestStore),
+            4 if funct7 & 0x78 == 0x30 => {
+                let width = 1 << (funct7 >> 1 & 3);
+                match (funct7 & 1 == 0, rd) {
+                    (true, _) => match GuestLoad::decode(rd, rs1, rs2, width) {
+                        Some(load) => Some(Self::GuestLoad(load)),
+                        None => None,
+                    },
+                    (false, 0) => Some(Self::GuestStore(GuestStore { rs1, rs2, width })),
+                    (false, _) => None,
+                }
+            }
+            4 => None,
             _ => match CsrInsn::of(insn) {
                 Some(access) => Some(Self::Csr(access)),
                 None => None,
@@ -270,6 +366,9 @@ mod tests {
     #[test]
     fn encodings() {
         let fence = |kind, rs1, rs2| System::Fence(FenceInsn { kind, rs1, rs2 });
+        let load = |width, is_signed, is_fetch| {
+            System::GuestLoad(GuestLoad { rd: 10, rs1: 10, width, is_signed, is_fetch })
+        };
         let csr = |csr, rd, rs1, is_immediate, op| System::Csr(CsrInsn { csr, rd, rs1, is_immediate, op });
         for (insn, expected) in [
             (0x0000_0073, System::Ecall),
@@ -288,8 +387,13 @@ mod tests {
             (0x26b5_0073, fence(FenceKind::HinvalVvma, 10, 11)),
             (0x62b5_0073, fence(FenceKind::HfenceGvma, 10, 11)),
             (0x66b5_0073, fence(FenceKind::HinvalGvma, 10, 11)),
-            (0x6c05_4573, System::GuestLoad),
-            (0x6eb5_4073, System::GuestStore),
+            (0x6c05_4573, load(8, true, false)),
+            (0x6005_4573, load(1, true, false)),
+            (0x6015_4573, load(1, false, false)),
+            (0x6435_4573, load(2, false, true)),
+            (0x6835_4573, load(4, false, true)),
+            (0x6eb5_4073, System::GuestStore(GuestStore { rs1: 10, rs2: 11, width: 8 })),
+            (0x62b5_4073, System::GuestStore(GuestStore { rs1: 10, rs2: 11, width: 1 })),
             (0x1805_1073, csr(number::SATP, 0, 10, false, CsrOp::Write)),
             (0x1800_2573, csr(number::SATP, 10, 0, false, CsrOp::Set)),
             (0x6805_3573, csr(number::HGATP, 10, 10, false, CsrOp::Clear)),
@@ -297,8 +401,8 @@ mod tests {
         ] {
             assert_eq!(System::decode(insn), Some(expected), "{insn:#x}");
         }
-        // Another opcode; a fence with rd; a reserved one.
-        for insn in [0x1200_0033, 0x1200_00f3, 0x7e00_0073] {
+        // Another opcode; a fence with rd; a reserved one; a load of guest memory as wide as a register without its sign; a store with rd.
+        for insn in [0x1200_0033, 0x1200_00f3, 0x7e00_0073, 0x6c15_4573, 0x6eb5_40f3] {
             assert_eq!(System::decode(insn), None, "{insn:#x}");
         }
     }

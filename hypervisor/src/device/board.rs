@@ -213,6 +213,7 @@ mod tests {
             lane: true,
             svvptc: true,
             svadu: None,
+            nested: false,
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

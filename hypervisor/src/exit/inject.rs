@@ -29,9 +29,15 @@ pub(super) fn deny<E: Env>(run: &mut VcpuRun, access: Access, env: &mut E) -> Ou
 /// Changes the guest's trap registers as at a trap (privileged spec, "Trap Entry", for a trap to S); returns the
 /// address at which the guest continues. `pc` and `from` are the guest's address and mode before.
 pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u64 {
+    enter_at(regs, (trap.exception.code(), trap.tval), pc, from)
+}
+
+/// Like [`enter_trap`], for any cause, as `scause` has it: interrupts as well.
+pub(super) fn enter_at(regs: &mut VsTrapRegs, (cause, tval): (u64, u64), pc: u64, from: Mode) -> u64 {
+    const INTERRUPT: u64 = 1 << 63;
     regs.vsepc = pc;
-    regs.vscause = trap.exception.code();
-    regs.vstval = trap.tval;
+    regs.vscause = cause;
+    regs.vstval = tval;
     let was_enabled = regs.vsstatus & status::SIE != 0;
     regs.vsstatus &= !(status::SPP | status::SPIE | status::SIE);
     if from == Mode::Supervisor {
@@ -41,5 +47,7 @@ pub fn enter_trap(regs: &mut VsTrapRegs, trap: &Trap, pc: u64, from: Mode) -> u6
         regs.vsstatus |= status::SPIE;
     }
     // Exceptions go to BASE in either mode of `stvec`.
-    regs.vstvec & !3
+    let base = regs.vstvec & !3;
+    let is_vectored = regs.vstvec & 3 == 1 && cause & INTERRUPT != 0;
+    if is_vectored { base.wrapping_add((cause & !INTERRUPT) << 2) } else { base }
 }

@@ -10,6 +10,7 @@ mod inject;
 mod memory;
 mod misaligned;
 mod mmio;
+pub mod nested;
 pub mod sbi;
 mod time;
 pub mod watch;
@@ -132,7 +133,10 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     if let Some(outcome) = time::read(run, insn, from, env) {
         return outcome;
     }
-    // The guest's machine has no H extension: to it a virtual instruction is an illegal one. One that
+    if let Some(outcome) = nested::instruction(g, run, (insn, from), env) {
+        return outcome;
+    }
+    // The guest's machine has no H extension, or its user mode may not use it: to it a virtual instruction is an illegal one. One that
     // was illegal to begin with is so with the hart's own `tval`.
     let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };
     inject(run, &Trap::new(Exception::IllegalInstruction, tval), env)

@@ -208,10 +208,15 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
     let mut space = space.map_err(Unbuilt::NoFrame)?;
     let added = regions.into_iter().try_for_each(|region| space.add_region(region, &mem));
     let added = added.map_err(|why| format!("its memory map: {why}"));
-    match added.and_then(|()| translation.build(g, vm, lists.take(), (&mut space, owner, frames), &mut mem)) {
-        Ok(shadow) => {
+    let nested = added.and_then(|()| translation.build_nested(vm, lists, frames));
+    let built = nested.and_then(|nested| {
+        let shadow = translation.build(g, vm, lists.take(), (&mut space, owner, frames), &mut mem)?;
+        Ok((shadow, nested))
+    });
+    match built {
+        Ok((shadow, nested)) => {
             g.mappers.iter().filter_map(|kind| kind(vm)).for_each(|mapper| space.add_mapper(mapper));
-            Ok(Memory { space, shadow })
+            Ok(Memory { space, shadow, nested })
         }
         Err(message) => {
             // No hart has seen these tables: their frames go straight back.

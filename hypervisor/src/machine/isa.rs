@@ -133,6 +133,14 @@ impl Isa {
         isa
     }
 
+    /// Returns the ISA with or without the hypervisor extension.
+    #[must_use]
+    pub fn with_hypervisor(&self, has: bool) -> Isa {
+        let mut isa = self.clone();
+        isa.set("h", has);
+        isa
+    }
+
     fn set(&mut self, name: &str, has: bool) {
         if has {
             self.names.insert(name.to_string());

@@ -168,6 +168,20 @@ counters! {
         yields = "vcpu.yields",
         /// Times that it lost the hart because its slice ended.
         preemptions = "vcpu.preemptions",
+        /// Entries to guests of the guest, which is a hypervisor.
+        nested_entries = "nested.entries",
+        /// Traps out of such guests into Gnomon.
+        nested_exits = "nested.exits",
+        /// Traps of theirs, and interrupts, that the guest got.
+        nested_reflected = "nested.reflected",
+        /// Guest-page faults of theirs that Gnomon answered by the guest's tables.
+        nested_faults = "nested.faults",
+        /// The guest's accesses to its hypervisor CSRs.
+        nested_csrs = "nested.csr_accesses",
+        /// The guest's fences for its guests.
+        nested_fences = "nested.fences",
+        /// The guest's loads and stores in its guests' memory.
+        nested_accesses = "nested.memory_accesses",
         /// Ticks in the guest, while times were noted.
         time_guest = "time.guest",
         /// Ticks in which Gnomon handled its exits, while times were noted.

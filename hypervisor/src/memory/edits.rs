@@ -19,14 +19,16 @@ fn edit<E: Env, R>(
     env: &mut E,
     to: impl FnOnce(&mut Edits<'_, '_, E::Mem, Tlbs<'_, E>>) -> R,
 ) -> Option<R> {
-    let Memory { space, shadow } = guard.as_mut()?;
+    let Memory { space, shadow, nested } = guard.as_mut()?;
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     // The lane is kept out.
     shadow.iter_mut().for_each(|shadow| shadow.close(&mut mem));
+    nested.iter_mut().for_each(|nested| nested.close(&mut mem));
     let (mut ready, mut hw) = (Ready::Nothing, Tlbs { g, vm, env });
     let host = &mut Host::new(space, (frames, &mut ready), &mut mem, &mut hw);
-    let result = to(&mut Edits { shadow: shadow.as_mut(), host });
+    let result = to(&mut Edits { shadow: shadow.as_mut(), nested: nested.as_mut(), host });
     shadow.iter_mut().for_each(|shadow| shadow.open(&mut mem));
+    nested.iter_mut().for_each(|nested| nested.open(&mut mem));
     g.pager.forgo_all(space);
     Some(result)
 }

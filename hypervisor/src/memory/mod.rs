@@ -3,7 +3,9 @@
 
 mod adaptive;
 mod coalescing;
+mod engine;
 pub(crate) mod edits;
+pub(crate) mod nested;
 mod paging;
 mod promote;
 pub mod reach;

@@ -17,7 +17,8 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::machine::isa::Isa;
 use crate::machine::tunables::Tunables;
-use crate::memory::{adaptive, coalescing, shadow, two_stage};
+use crate::memory::engine::reach_in_both;
+use crate::memory::{adaptive, coalescing, nested, shadow, two_stage};
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
 use crate::vm::outcome::{Faulted, Outcome};
@@ -33,7 +34,7 @@ use lane::{BriefCauses, BriefExits};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ad, AddressSpace, Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
-use rv::{Access, Addr, Exception, FenceScope, Gpa, Hpa, Mode, Pfn, PhysMem, Trap};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
     /// Checks whether this machine can host such a VM's memory in this way.
@@ -57,6 +58,10 @@ impl Translation {
                 ("both an identity map in Sv39 and the G-stage", bits)
             }
         };
+        if config.nested && self != TwoStage {
+            let mode = offer.mode(config);
+            return Err(format!("nested = true needs mmu = two-stage, and so the H extension; it is {mode}"));
+        }
         let memory = config.memory_bytes;
         if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
             return Err(format!("{memory} bytes of memory do not fit {name}"));
@@ -70,6 +75,7 @@ impl Translation {
     /// A message, if it is given too little for them.
     pub fn table_frames(self, config: &VmConfig) -> Result<u64, String> {
         match self {
+            TwoStage if config.nested => nested::frames(config),
             TwoStage => Ok(0),
             Shadow(upkeep) => shadow::frames(upkeep, config),
             Adaptive => shadow::frames(adaptive::UPKEEP, config),
@@ -117,7 +123,7 @@ impl Translation {
     #[must_use]
     pub fn lists(self, config: &VmConfig) -> Option<Lists> {
         match self {
-            TwoStage => None,
+            TwoStage => config.nested.then(|| shadow::lists(config)),
             Shadow(_) | Adaptive => Some(shadow::lists(config)),
         }
     }
@@ -138,6 +144,22 @@ impl Translation {
             (Shadow(upkeep), Some(lists)) => shadow::build(g, vm, (upkeep, lists), from, mem).map(Some),
             (Adaptive, Some(lists)) => shadow::build(g, vm, (adaptive::UPKEEP, lists), from, mem).map(Some),
             _ => Ok(None),
+        }
+    }
+
+    /// Makes the tables for a VM's own guests, if it may be a hypervisor.
+    ///
+    /// # Errors
+    /// A message, if there is no memory for them.
+    pub fn build_nested(
+        self,
+        vm: &Vm,
+        lists: &mut Option<Lists>,
+        frames: &Frames,
+    ) -> Result<Option<mmu::shadow::Shadow<L2Gpa>>, String> {
+        match lists.take_if(|_| vm.config.nested && self == TwoStage) {
+            Some(lists) => nested::build(vm, lists, frames).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -166,7 +188,12 @@ impl Translation {
     pub fn load<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Outcome> {
         match self {
             TwoStage => {
-                two_stage::load(run, env);
+                nested::come(run, env);
+                if run.nested.as_ref().is_some_and(|nested| nested.runs_l2) {
+                    nested::load(run, env);
+                } else {
+                    two_stage::load(run, env);
+                }
                 Ok(())
             }
             Shadow(upkeep) => {
@@ -200,6 +227,7 @@ impl Translation {
     /// Forgets everything of the life of a vCPU that is about to be parked.
     pub fn forget(self, run: &mut VcpuRun) {
         run.g_root = None;
+        nested::forget(run);
         match self {
             TwoStage => {}
             Shadow(_) => {
@@ -351,7 +379,7 @@ impl Translation {
     /// Does a fence of the guest's for the vCPU on this hart, which another vCPU or Gnomon asked for.
     pub fn fence<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
         match run.tables {
-            Tables::TwoStage => two_stage::fence(fence, env),
+            Tables::TwoStage => two_stage::fence(run, fence, env),
             Tables::Shadow => {
                 run.follow_lane();
                 shadow::fence(g, run, fence, env)
@@ -395,9 +423,10 @@ impl Translation {
     ) -> Result<Addr<Hpa>, Unreachable> {
         loop {
             let reached = match self {
+                TwoStage if vm.config.nested => reach_in_both::<L2Gpa, _>(g, vm, what, ready, env),
                 TwoStage => two_stage::reach(g, vm, what, ready, env),
                 Shadow(_) => shadow::reach(g, vm, what, ready, env),
-                Adaptive => shadow::reach_in_both(g, vm, what, ready, env),
+                Adaptive => reach_in_both::<Gva, _>(g, vm, what, ready, env),
             };
             match reached {
                 Err(error) => g.pager.help(g, vm, error, env)?,

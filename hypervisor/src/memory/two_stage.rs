@@ -12,6 +12,7 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::Frames;
+use mmu::ids::IdSlot;
 use mmu::gstage::{Filled, How, Images, Ready, Resolved, Unresolved, in_portions};
 use mmu::shadow::GuestFence;
 use rv::{Access, Addr, FenceScope, Gpa, Hpa, PAGE_BYTES};
@@ -21,6 +22,9 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
     if offer.guest == GuestMode::Supervisor {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
         return Err(format!("mmu = two-stage needs the H extension, which this machine's harts lack: {modes}"));
+    }
+    if config.nested && offer.shows_host_time() {
+        return Err("nested needs harts with the time CSR, whose htimedelta works: leave nested off".into());
     }
     if offer.svadu(config) && !offer.two_stage_svadu {
         let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
@@ -34,7 +38,7 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
 /// Returns the ISA that its harts are told to have. The setter of A and D is known if the hart lets Gnomon choose
 /// (`henvcfg.ADUE`).
 pub(crate) fn isa(config: &VmConfig, offer: &Offer) -> Isa {
-    let isa = offer.isa.with_svvptc(config.svvptc);
+    let isa = offer.isa.with_svvptc(config.svvptc).with_hypervisor(config.nested);
     if offer.two_stage_svadu { isa.with_svadu(offer.svadu(config)) } else { isa }
 }
 
@@ -46,10 +50,21 @@ pub(crate) fn images(config: &VmConfig, offer: &Offer) -> Images {
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
 pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
-    vm.past.lock().space += memory.space.counters();
+    {
+        let mut past = vm.past.lock();
+        past.space += memory.space.counters();
+        if let Some(nested) = &memory.nested {
+            past.nested += *nested.counters();
+            past.serials = nested.next_serial();
+        }
+    }
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // no other VM's VMID reaches them.
-    Remains::of_space(memory.space.destroy(&mut Tlbs { g, vm, env }))
+    let space = memory.space.destroy(&mut Tlbs { g, vm, env });
+    match memory.nested {
+        Some(nested) => Remains::of(space, nested.destroy()),
+        None => Remains::of_space(space),
+    }
 }
 
 /// Puts a vCPU on this hart.
@@ -63,7 +78,12 @@ pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
 }
 
 /// Does one fence that another vCPU, or Gnomon, asked of the loaded one.
-pub(crate) fn fence<E: Env>(fence: &GuestFence, env: &mut E) {
+pub(crate) fn fence<E: Env>(run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
+    if run.nested.as_ref().is_some_and(|nested| nested.runs_l2) {
+        // The hart has the VMID of its guest: by the one that it had itself it finds nothing again.
+        run.vmid = IdSlot::new();
+        return;
+    }
     match fence.pages() {
         Some(pages) => pages.for_each(|page| env.fence_guest(Some(page), fence.asid)),
         None => env.fence_guest(None, fence.asid),

@@ -33,7 +33,7 @@ use core::fmt;
 use mmu::frames::{AllocError, Owner};
 use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
-use rv::{Gpa, Hpa, Pfn};
+use rv::{Gpa, Hpa, L2Gpa, Pfn};
 
 /// The phase of a VM's life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,6 +95,8 @@ pub struct Memory {
     pub space: AddressSpace,
     /// The tables that take the guest from virtual to host addresses, if it is shadowed.
     pub shadow: Option<Shadow>,
+    /// The tables that take its own guests from their physical to host addresses, if it may be a hypervisor.
+    pub nested: Option<Shadow<L2Gpa>>,
 }
 
 /// A VM's memory, under its lock.
@@ -107,6 +109,8 @@ pub struct Past {
     pub space: mmu::gstage::Counters,
     /// The shadow tables.
     pub shadow: mmu::shadow::Counters,
+    /// The tables of its own guests.
+    pub nested: mmu::shadow::Counters,
     /// Shadow roots: the next life's are numbered on.
     pub serials: u64,
 }

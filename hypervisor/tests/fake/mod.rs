@@ -29,7 +29,7 @@ use hypervisor::measure::counters::HeapUse;
 use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::vm::chores::Chores;
 use hypervisor::vm::outcome::{Brief, Kind, Outcome};
-use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
+use hypervisor::vm::vcpu::{Nested, VcpuRun, VsCsrs, VsTrapRegs, World};
 use hypervisor::vm::vms::Vms;
 use hypervisor::vm::{Departure, Vm};
 use lane::Context;
@@ -39,7 +39,7 @@ use mmu::gstage::Ready;
 use mmu::ids::{IdSlot, Ids};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Exception, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem};
 use share::FakeShare;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -98,6 +98,11 @@ pub enum Event {
     Root(u64, bool),
     GuestFence(Option<Addr<Gva>>, Option<Asid>),
     TwoStage,
+    /// L2 is loaded, by the root of that serial.
+    Nested(u64),
+    NestedFence(Option<Addr<L2Gpa>>),
+    NestedForgotten,
+    World(World),
     Shadow,
     GuestRootFence,
     TimerInterrupt(bool),
@@ -115,6 +120,11 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    /// The loaded world's `vsie`, and its lines in `hvip`.
+    pub vsie: u64,
+    pub lines: u64,
+    /// L1's lines while L2 runs.
+    pub held: u64,
     /// The bytes, or the faults, at the guest's addresses where it may access memory byte by byte. Elsewhere are page faults.
     pub bytes: BTreeMap<u64, Result<u8, Exit>>,
     /// The floating-point registers.
@@ -214,6 +224,42 @@ impl Env for Hart {
         self.time += self.load_ticks;
         self.vsatp = run.bank.csrs.vsatp;
     }
+    fn load_nested(&mut self, run: &mut VcpuRun) {
+        let root = run.nested.as_ref().and_then(|nested| nested.root).expect("L2 has a root");
+        self.events.push(Event::Nested(root.serial));
+        self.vsatp = run.bank.csrs.vsatp;
+    }
+    fn fence_nested(&mut self, _: &mut Nested, page: Option<Addr<L2Gpa>>) {
+        self.events.push(Event::NestedFence(page));
+    }
+    fn forget_nested(&mut self, _: &mut Nested) {
+        self.events.push(Event::NestedForgotten);
+    }
+    fn change_world(&mut self, run: &mut VcpuRun) {
+        let nested = run.nested.as_deref_mut().expect("it is a hypervisor");
+        let next = nested.other;
+        let VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval } = self.regs;
+        nested.other =
+            VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, vsatp: self.vsatp, vsie: self.vsie, hvip: self.lines, ..next };
+        let VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, .. } = next;
+        self.regs = VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval };
+        (self.vsie, self.lines) = (next.vsie, next.hvip);
+        run.bank.csrs.vsatp = next.vsatp;
+        if nested.runs_l2 {
+            self.load_nested(run);
+        } else {
+            self.load_two_stage(run, Pfn::new(0));
+        }
+    }
+    fn set_world(&mut self, run: &VcpuRun) {
+        self.events.push(Event::World(run.nested.as_ref().expect("it is a hypervisor").world()));
+    }
+    fn held_interrupts(&self) -> u64 {
+        self.held
+    }
+    fn undelegated_interrupts(&self) -> u64 {
+        self.lines
+    }
     fn load_shadow(&mut self, _: &VcpuRun, _: bool) {
         self.events.push(Event::Shadow);
     }
@@ -298,6 +344,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         lane: true,
         svvptc: true,
         svadu: None,
+        nested: false,
         shadow_bytes: None,
         superpages: true,
         gigapages: false,
@@ -426,6 +473,9 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mode: Mode::Supervisor,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
+        vsie: 0,
+        lines: 0,
+        held: 0,
         bytes: BTreeMap::new(),
         float: [0; 32],
         user_counters: 0,

@@ -11,10 +11,10 @@ use hypervisor::memory::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vm::Vm;
 use hypervisor::vm::outcome::{Brief, Outcome};
-use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
+use hypervisor::vm::vcpu::{NOWHERE, Nested, VcpuRun, VsTrapRegs, request};
 use mmu::ids::{Acquired, Group, IdSlot, Ids};
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
+use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem, Pte};
 use sbi_spec::spi;
 use shuttle::thread::{self, Thread};
 use std::collections::BTreeMap;
@@ -433,6 +433,8 @@ impl Hart {
     }
 }
 
+const NO_HYPERVISOR: &str = "no guest of the models is a hypervisor";
+
 impl Env for Hart {
     type Mem = Mem;
     fn mem(&self) -> Mem {
@@ -489,6 +491,27 @@ impl Env for Hart {
     fn set_guest_deadline(&mut self, _: u64) {}
     fn send_ipi(&mut self, hart: usize) {
         self.rig.interrupt(hart);
+    }
+    fn load_nested(&mut self, _: &mut VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn fence_nested(&mut self, _: &mut Nested, _: Option<Addr<L2Gpa>>) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn forget_nested(&mut self, _: &mut Nested) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn change_world(&mut self, _: &mut VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn set_world(&mut self, _: &VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn held_interrupts(&self) -> u64 {
+        0
+    }
+    fn undelegated_interrupts(&self) -> u64 {
+        0
     }
     fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
         let stays = run.last_hart == self.index;

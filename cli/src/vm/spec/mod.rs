@@ -68,6 +68,8 @@ pub struct VmSpec {
     pub svvptc: bool,
     /// Set if hardware updates of A and D bits are promised; `None`: Gnomon chooses, by the mode and the harts.
     pub svadu: Option<bool>,
+    /// Set if it may be a hypervisor.
+    pub nested: bool,
     /// Bound of the memory for shadow tables; `None`: Gnomon's default.
     pub shadow: Option<Size>,
     /// Set if 2 MiB mappings may be used.
@@ -148,6 +150,7 @@ impl VmSpec {
             lane: vm.lane,
             svvptc: vm.svvptc.unwrap_or(true),
             svadu: vm.svadu,
+            nested: vm.nested.unwrap_or(false),
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
             gigapages: vm.gigapages.unwrap_or(false),

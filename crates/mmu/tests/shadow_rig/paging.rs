@@ -28,7 +28,7 @@ impl<S: Subject> Rig<S> {
         let mut at = start;
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
-            let returned = host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), host }.give_back(&spans));
+            let returned = host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, host }.give_back(&spans));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }
@@ -68,7 +68,7 @@ impl<S: Subject> Rig<S> {
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
         let mut idle = Vec::new();
         host!(self, (&mut Ready::Nothing, budget), |shadow, host| {
-            let (mut stale, mut edits) = (Stale::none(), mmu::Edits { shadow: Some(shadow), host });
+            let (mut stale, mut edits) = (Stale::none(), mmu::Edits { shadow: Some(shadow), nested: None, host });
             while at < end {
                 let (sight, next) = edits.host.space.look(at, edits.host.mem);
                 match sight {
@@ -143,7 +143,7 @@ impl<S: Subject> Rig<S> {
             self.bus.0.borrow_mut().machine.write_u64(frame.first().at(8 * n), word);
         }
         host!(self, |shadow, host| {
-            let mut edits = mmu::Edits { shadow: Some(shadow), host };
+            let mut edits = mmu::Edits { shadow: Some(shadow), nested: None, host };
             edits.bring_in(page, slot, (frame, comes)).expect("it is out");
         });
         if comes != Comes::Unwritten {

@@ -8,6 +8,7 @@
 
 mod bank;
 mod bytes;
+mod nesting;
 mod probe;
 mod state;
 
@@ -22,6 +23,7 @@ use hypervisor::machine::description::HostHart;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
+use nesting::Nesting;
 use rv::csr::{atp, envcfg, hstatus, status};
 use rv::{Addr, Asid, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
@@ -38,6 +40,8 @@ const GUESTS_OWN: u64 = Exception::FetchMisaligned.bit()
 const MISALIGNED: u64 = Exception::LoadMisaligned.bit() | Exception::StoreMisaligned.bit();
 /// The page faults, which come to Gnomon if the guest faults in Gnomon's tables.
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
+/// Breakpoints, which come to Gnomon while a debugger is attached.
+const BREAKPOINT: u64 = Exception::Breakpoint.bit();
 const S_INTERRUPTS: u64 = Interrupt::SSoft.bit() | Interrupt::STimer.bit() | Interrupt::SExternal.bit();
 const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
 /// ENVCFG: what guests without further state extensions need. Not `sstateen0` itself, which is not saved: it stays as
@@ -105,6 +109,10 @@ pub struct GuestHart {
     emulates_misaligned: bool,
     /// The bit of `scounteren` for `time`, if guests cannot set it.
     unset_counters: u64,
+    /// The world that the loaded guest runs, if it is a hypervisor.
+    nesting: Nesting,
+    /// FS and VS, of the registers that guests are offered.
+    offered: u64,
     /// Set if guests' reads of `time` are illegal instructions, which come to Gnomon then (firmware seat).
     emulates_time: bool,
 }
@@ -147,6 +155,8 @@ impl GuestHart {
             has_zba: common.has("zba"),
             emulates_misaligned: emulates_misaligned(seat, common),
             unset_counters: 0,
+            nesting: Nesting::NONE,
+            offered: if common.has("d") { status::FS } else { 0 } | if common.has("v") { status::VS } else { 0 },
             // SAFETY: M mode; the trap vectors are set.
             emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
         };
@@ -241,6 +251,7 @@ impl GuestHart {
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
         let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
+        let guests_own = self.nesting.delegated(guests_own);
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {
@@ -308,14 +319,7 @@ impl GuestHart {
             return;
         }
         self.traps_translation = on;
-        // SAFETY: concerns guests only.
-        unsafe {
-            if on {
-                csr::hstatus::set(hstatus::VTVM);
-            } else {
-                csr::hstatus::clear(hstatus::VTVM);
-            }
-        }
+        self.set_traps();
         self.delegate();
         if !self.has_vmids {
             fence::gvma_all();
@@ -341,9 +345,9 @@ impl GuestHart {
     }
 
     /// Sets whether hardware sets A and D for a guest behind a G-stage.
-    pub fn set_svadu(&self, on: bool) {
-        // SAFETY: concerns guests only.
-        unsafe { csr::henvcfg::write(self.henvcfg | if on { envcfg::ADUE } else { 0 }) };
+    pub fn set_svadu(&mut self, on: bool) {
+        self.nesting.svadu = on;
+        self.set_environment();
     }
 
     /// Returns the address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or
@@ -403,12 +407,12 @@ impl GuestHart {
     }
 
     /// Sets whether WFI and WRS.NTO of guests trap.
-    pub fn set_wfi_trap(&self, traps: bool) {
+    pub fn set_wfi_trap(&mut self, traps: bool) {
+        self.nesting.traps_wfi = traps;
         // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about.
         unsafe {
             match (self.mode, traps) {
-                (GuestMode::Virtual, true) => csr::hstatus::set(hstatus::VTW),
-                (GuestMode::Virtual, false) => csr::hstatus::clear(hstatus::VTW),
+                (GuestMode::Virtual, _) => self.set_traps(),
                 (GuestMode::Supervisor, true) => csr::mstatus::set(status::TW),
                 (GuestMode::Supervisor, false) => csr::mstatus::clear(status::TW),
             }
@@ -416,17 +420,20 @@ impl GuestHart {
     }
 
     /// Sets what the guest's `time` is less than the host's; only 0 is possible in S mode.
-    pub fn set_time_zero(&self, zero: u64) {
+    pub fn set_time_zero(&mut self, zero: u64) {
+        self.nesting.time_zero = zero;
         match self.mode {
-            // SAFETY: concerns guests only.
-            GuestMode::Virtual => unsafe { csr::htimedelta::write(0u64.wrapping_sub(zero)) },
+            GuestMode::Virtual => self.set_time(),
             GuestMode::Supervisor => debug_assert!(zero == 0, "S mode reads the host's time"),
         }
     }
 
     /// Raises or lowers an interrupt line of the loaded guest.
-    pub fn set_line(&self, line: Line, high: bool) {
+    pub fn set_line(&mut self, line: Line, high: bool) {
         let (vs, s) = (line.vs_bit(), line.vs_bit() >> 1);
+        if self.runs_l2() {
+            return self.hold(vs, high);
+        }
         // SAFETY: an interrupt of the guest's, which Gnomon never takes: delegated, and in M mode masked.
         unsafe {
             match (self.mode, high) {
@@ -440,7 +447,7 @@ impl GuestHart {
 
     /// Returns whether an interrupt is pending that the loaded guest has enabled.
     pub fn interrupt_pending(&self) -> bool {
-        with_bank!(self.mode, |bank| bank::sip::read() & bank::sie::read() != 0)
+        self.own_pending() || self.wakes_l2()
     }
 
     /// Sets the loaded guest's own comparator, in guest time. Only with Sstc.

@@ -289,6 +289,7 @@ impl Hart {
     /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
         self.set_policy();
+        exit::nested::interrupt(self.g, &mut run, self);
         while !self.announce(&run) {
             let is_parked = run.shared.posted.load(Ordering::SeqCst) & request::PARK != 0;
             if !is_parked && !run.vm.translation.may_enter(&run) {
@@ -303,6 +304,7 @@ impl Hart {
                 self.give_up(run, what_for);
                 return None;
             }
+            exit::nested::interrupt(self.g, &mut run, self);
             let vm = run.vm.slot();
             if let Some(generation) = shootdown::behind(&run.vm, self.index, self.tags.views[vm].fenced) {
                 self.tags.views[vm].fenced = generation;
@@ -340,12 +342,22 @@ impl Hart {
     /// Handles the exit of the vCPU on this hart; returns what to enter next.
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
-        if !self.is_plain {
-            self.begin_exit();
+        if !self.is_plain && self.begin_exit() {
+            return self.exit_of_l2();
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
         let outcome = exit::handle(self.g, &mut run, self);
+        self.leave_exit(run, outcome)
+    }
+
+    /// Handles an exit of L2.
+    #[cold]
+    #[inline(never)]
+    fn exit_of_l2(&mut self) -> *mut Context {
+        let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
+        self.shared.left();
+        let outcome = exit::nested::handle(self.g, &mut run, self);
         self.leave_exit(run, outcome)
     }
 
@@ -459,6 +471,9 @@ impl Hart {
     /// Returns the host time of the next timer interrupt of the vCPU on this hart.
     fn next_timer(&self, run: &VcpuRun) -> u64 {
         match self.g.offer.timer {
+            GuestTimer::Sstc if self.guest.runs_l2() => {
+                run.deadline.min(run.vm.host_time(self.guest.comparator_of_l2(), self.now()))
+            }
             GuestTimer::Sstc => run.vm.host_time(self.guest.comparator(), self.now()),
             GuestTimer::Sbi => run.deadline,
         }

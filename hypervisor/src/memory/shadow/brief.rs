@@ -168,7 +168,7 @@ fn ended<E: Env>(
 #[inline(never)]
 fn beside<E: Env>(run: &VcpuRun, root: &Root, (gva, request): (Addr<Gva>, &Request), env: &E) -> Option<Beside> {
     let guard = run.vm.memory.share();
-    let Memory { space, shadow: Some(shadow) } = guard.as_deref()?.as_ref()? else { return None };
+    let Memory { space, shadow: Some(shadow), .. } = guard.as_deref()?.as_ref()? else { return None };
     let vcpu = (root, run.shared.id as usize);
     shadow.fault_beside(vcpu, gva, request, space, None, &mut env.mem()).ok()
 }

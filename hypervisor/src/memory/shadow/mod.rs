@@ -15,12 +15,13 @@ use crate::device::offer::Offer;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::machine::isa::Isa;
+use crate::memory::engine::{lend, with_memory};
 use crate::memory::shootdown::Tlbs;
 use crate::vm::chores::Remains;
 use crate::vm::fetch;
 use crate::vm::outcome::{Faulted, Known};
 use crate::vm::vcpu::{ANY_SPACE, Concern, NO_SPACE, ShadowState, Vcpu, VcpuRun};
-use crate::vm::{Locked, Memory, Translation, Unreachable, Vm};
+use crate::vm::{Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, LEAST_SHADOW_BYTES_PER_VCPU, VmConfig, default_shadow_bytes};
 use abi::tunable::Id;
 use alloc::format;
@@ -28,64 +29,20 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use mmu::frames::{Frames, MEGA_ORDER, Owner};
-use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
-use mmu::shadow::{Answer, Beside, Config, Counters, Forget, Gathered, GuestFence, Host, Lists, Root, Shadow, Upkeep};
+use mmu::gstage::{AddressSpace, Ready, in_portions};
+use mmu::shadow::{Answer, Beside, Config, Counters, Forget, Gathered, GuestFence, Lists, Root, Shadow, Upkeep};
 use mmu::walk::AdPolicy;
 use rv::csr::atp::Satp;
 use rv::csr::{envcfg, status};
 use rv::insn::is_cache_block_management;
-use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap};
+use rv::{Access, Addr, Exception, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, PhysMem, Request, Trap};
 use store::Store;
-
-/// Lends the VM's engine and what it needs, until the lock is given back. `None` if the VM has no memory any more.
-// The guard stays in registers.
-#[inline(always)]
-fn lend<E: Env, R>(
-    (g, vm, mut guard): (&Gnomon, &Vm, Locked<'_>),
-    from: (&Frames, &mut Ready),
-    mem: &mut E::Mem,
-    env: &mut E,
-    to: impl FnOnce(&mut Shadow, &mut Host<'_, E::Mem, Tlbs<'_, E>>) -> R,
-) -> Option<R> {
-    let Memory { space, shadow: Some(shadow) } = guard.as_mut()? else { return None };
-    let mut hw = Tlbs { g, vm, env };
-    let result = shadow.alone(mem, |shadow, mem| to(shadow, &mut Host::new(space, from, mem, &mut hw)));
-    g.pager.forgo_all(space);
-    Some(result)
-}
-
-/// Lends the engine for an attempt that takes memory. If 2 MiB have to be made ready first, a portion of them is, and
-/// the caller comes back.
-fn with_memory<E: Env, R>(
-    g: &Gnomon,
-    vm: &Vm,
-    ready: &mut Ready,
-    env: &mut E,
-    mut attempt: impl FnMut(&mut Shadow, &mut Host<'_, E::Mem, Tlbs<'_, E>>) -> Result<R, Unresolved>,
-) -> Result<R, Unreachable> {
-    let frames = &g.harts[env.hart()].frames;
-    let mut is_first = true;
-    let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
-        // To make 2 MiB ready takes as long as an exit may: what they are for comes in another.
-        if !core::mem::take(&mut is_first) {
-            return Err(Unresolved::Later);
-        }
-        let attempted = lend((g, vm, vm.memory.lock()), (frames, ready), mem, env, &mut attempt);
-        let attempted = attempted.ok_or(Unresolved::For(Unreachable::Gone))?;
-        attempted.map_err(|why| g.unresolved(why, env))
-    });
-    let done = done?;
-    if g.pager.is_on() {
-        g.pager.look(frames, env);
-    }
-    done.ok_or(Unreachable::Later)
-}
 
 /// Comparisons after which a table becomes quiet. To become so and to wake costs some ten of them.
 const QUIET_AFTER: u16 = 16;
 
 /// Returns the most shadow pages of a VM.
-fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
+pub(crate) fn pages(upkeep: Upkeep, config: &VmConfig) -> Result<u32, String> {
     let bytes = config.shadow_bytes.unwrap_or_else(|| default_shadow_bytes(config.memory_bytes));
     let least = LEAST_SHADOW_BYTES_PER_VCPU * u64::from(config.vcpus);
     if bytes < least {
@@ -171,7 +128,7 @@ pub(crate) fn build(
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
-pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow }: Memory, env: &mut E) -> Remains {
+pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow, nested: _ }: Memory, env: &mut E) -> Remains {
     let mut past = vm.past.lock();
     past.space += space.counters();
     if let Some(shadow) = &shadow {
@@ -206,34 +163,7 @@ pub(crate) fn reach<E: Env>(
     ready: &mut Ready,
     env: &mut E,
 ) -> Result<Addr<Hpa>, Unreachable> {
-    with_memory(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
-}
-
-/// Like [`reach`], if a hart may walk the G-stage as well.
-pub(crate) fn reach_in_both<E: Env>(
-    g: &Gnomon,
-    vm: &Vm,
-    (gpa, access): (Addr<Gpa>, Access),
-    ready: &mut Ready,
-    env: &mut E,
-) -> Result<Addr<Hpa>, Unreachable> {
-    let reached = with_memory(g, vm, ready, env, |shadow, host| {
-        let known = host.space.translate(gpa, &*host.mem);
-        let hpa = shadow.resolve(gpa, access, host)?;
-        Ok((hpa, known.is_some_and(|known| Some(known.hpa) == hpa)))
-    });
-    let (hpa, was_there) = reached?;
-    if was_there {
-        // Another hart was faster, or this TLB remembers the older entry. Forget it, here only.
-        let page = FenceScope::Range { start: gpa.align_down(PAGE_BYTES), bytes: PAGE_BYTES };
-        g.harts[env.hart()].counters.fences.bump();
-        env.fence_g_stage(vm.slot(), page);
-    }
-    if access == Access::Fetch {
-        // Code may be behind it that Gnomon has copied, or an earlier owner's still cached.
-        env.fence_instructions();
-    }
-    hpa.ok_or(Unreachable::Hole)
+    with_memory::<Gva, _, _>(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
 }
 
 /// Notes that Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next
@@ -260,7 +190,7 @@ pub(crate) fn is_urgent(vcpu: &Vcpu, fence: &GuestFence) -> bool {
 /// Returns the result of a fault that did not get the memory which it takes.
 #[cold]
 #[inline(never)]
-fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
+pub(crate) fn helped<E: Env>(g: &Gnomon, vm: &Vm, why: Unreachable, env: &mut E) -> Faulted {
     match g.pager.help(g, vm, why, env) {
         Ok(()) | Err(Unreachable::Later) => Faulted::Settled,
         Err(Unreachable::Waits { since }) => Faulted::Waits { since },
@@ -292,7 +222,7 @@ fn refused<E: Env>(
     let access = Access::Load;
     let as_load = Request { access, ..*request };
     let (satp, pc) = (run.bank.csrs.vsatp, run.context.pc);
-    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
+    let answer = with_memory::<Gva, _, _>(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let insn = fetch::instruction(host.space, satp, request.mode, pc, &*host.mem);
         match insn {
             Some(insn) if is_cache_block_management(insn) => shadow.fault(&root, gva, &as_load, host),
@@ -366,7 +296,7 @@ fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> 
             let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
             let mut store = Store { gva, satp: run.bank.csrs.vsatp, mode: request.mode, context: &mut run.context };
             // While the tables are as they were for the fault.
-            lend((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+            lend::<Gva, _, _>((g, &run.vm, memory), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
                 store.carry_out((gpa, hpa), shadow, host);
             });
             Faulted::Settled
@@ -395,7 +325,7 @@ fn by_known_tables<M: PhysMem>(
     (gva, request): (Addr<Gva>, &Request),
     mem: &mut M,
 ) -> Option<Answer> {
-    let Memory { space, shadow: Some(shadow) } = memory? else { return None };
+    let Memory { space, shadow: Some(shadow), .. } = memory? else { return None };
     shadow.close(mem);
     let answer = shadow.fault_in_known_tables(root, gva, request, space, mem);
     shadow.open(mem);
@@ -432,7 +362,7 @@ fn fault_beside<E: Env>(
     let frames = &g.harts[env.hart()].frames;
     let done = in_portions(frames, &mut env.mem(), ready, |ready, mem| {
         let guard = vm.memory.share_soon();
-        let Some(Memory { space, shadow: Some(shadow) }) = guard.as_deref().and_then(Option::as_ref) else {
+        let Some(Memory { space, shadow: Some(shadow), .. }) = guard.as_deref().and_then(Option::as_ref) else {
             return Ok(Beside::NotNow);
         };
         let vcpu = (&*root, shared.id as usize);
@@ -471,7 +401,7 @@ fn fault_from_root<E: Env>(
     let access = request.access;
     let Some(root) = &run.shadow.root else { unreachable!("a guest without a root") };
     let mut store = Store { gva, satp: run.bank.csrs.vsatp, mode: request.mode, context: &mut run.context };
-    let answer = with_memory(g, &run.vm, &mut run.ready, env, |shadow, host| {
+    let answer = with_memory::<Gva, _, _>(g, &run.vm, &mut run.ready, env, |shadow, host| {
         let answer = shadow.fault_from_root(root, gva, request, host)?;
         if let Answer::TableWrite { gpa, hpa } = answer {
             store.carry_out((gpa, hpa), shadow, host);
@@ -499,7 +429,7 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64),
     // If memory is short, the vCPUs that wait for frames need them more.
     let is_short = g.pager.has_work();
     let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
-    let gathered = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    let gathered = lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         if is_short {
             shadow.stop_moving(frames);
         }
@@ -520,7 +450,7 @@ const fn relax_interval(g: &Gnomon) -> u64 {
 pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     let (now, interval, vm) = (env.now(), relax_interval(g), Arc::clone(&run.vm));
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let is_strained = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    let is_strained = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         shadow.relax(now, interval, host);
         shadow.is_strained()
     });
@@ -538,7 +468,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     let (views, log) = (&mut run.shadow.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let (now, interval) = (if fence.pages().is_none() { env.now() } else { 0 }, relax_interval(g));
-    let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    let done = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         if now != 0 {
             shadow.tell_time(now, interval);
         }

@@ -1,10 +1,11 @@
 //! Instructions about translation that trap are emulated: accesses to `satp`, and fences. A vCPU gets the root that its `satp` names,
 //! by such an access or when it comes to a hart.
 
-use super::{fence, helped, lend, pages, with_memory};
+use super::{fence, helped, pages};
 use crate::device::offer::Offer;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::engine::{lend, with_memory};
 use crate::memory::root_cache;
 use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::vcpu::{NO_SPACE, ShadowState, VcpuRun};
@@ -60,7 +61,7 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     let lane = &mut run.context.lane;
     lane.turn_off();
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let known = lend((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+    let known = lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
         shadow.attach_known(present, (paging, asid), views, &lane.log, host)
     });
     let loaded = match known.flatten() {
@@ -119,7 +120,7 @@ fn attach_other<E: Env>(
     (views, lane): (&mut Views, &mut Lane),
     env: &mut E,
 ) -> Result<Option<Loaded>, Outcome> {
-    let attached = with_memory(g, vm, ready, env, |shadow, host| {
+    let attached = with_memory::<Gva, _, _>(g, vm, ready, env, |shadow, host| {
         Ok((shadow.attach(present, what, views, &lane.log, host)?, shadow.lane_inputs()))
     });
     match attached {
@@ -164,7 +165,7 @@ pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> b
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let logged = run.context.lane.log.count();
     let log = &mut run.context.lane.log;
-    let done = lend((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
+    let done = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
         shadow.came_back(log);
     });
     run.has_logged(logged);

@@ -37,7 +37,7 @@ pub(super) fn fence_page<E: Env>(run: &mut VcpuRun, gva: Addr<Gva>, asid: Option
     let page = gva.align_down(PAGE_BYTES);
     // The lock's holder may wait for this hart.
     let Some(mut memory) = run.vm.memory.try_lock() else { return false };
-    let Some(Memory { space, shadow: Some(shadow) }) = memory.as_mut() else { return false };
+    let Some(Memory { space, shadow: Some(shadow), .. }) = memory.as_mut() else { return false };
     if !shadow.alone(&mut env.mem(), |shadow, mem| shadow.fence_in_known_table(root, page, space, mem)) {
         return false;
     }

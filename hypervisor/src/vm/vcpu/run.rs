@@ -4,6 +4,7 @@ use super::adapts::Adapts;
 use super::csrs::VsCsrs;
 use super::features::Features;
 use super::looks::Looks;
+use super::nested::Nested;
 use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
@@ -80,6 +81,8 @@ pub struct VcpuRun {
     pub looks: Looks,
     /// Its state on shadow tables.
     pub shadow: ShadowState,
+    /// The hypervisor extension, if its guest is offered that.
+    pub nested: Option<Box<Nested>>,
     /// ASIDs beyond those that its guest has, a bit for each of theirs: none on shadow tables, where all are virtual.
     pub asids_beyond: u64,
     /// The root of its VM's G-stage table, from its first load behind one until it is parked.
@@ -146,7 +149,7 @@ impl VcpuRun {
     #[must_use]
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
         let (views, has_others) = (vm.translation.views(&vm.config), vm.config.vcpus > 1);
-        let brief = vm.translation.brief();
+        let (brief, has_hypervisor, vcpu) = (vm.translation.brief(), vm.config.nested, shared.id);
         let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
         let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.into());
         Box::new(Self {
@@ -178,6 +181,7 @@ impl VcpuRun {
                 shares: has_others,
                 in_vain: (0, 0),
             },
+            nested: has_hypervisor.then(|| Box::new(Nested::new(vcpu))),
             asids_beyond: 0,
             g_root: None,
             ready: Ready::Nothing,
@@ -269,6 +273,9 @@ impl VcpuRun {
         self.deadline = u64::MAX;
         self.features = Features::default();
         self.root_cache = None;
+        if let Some(nested) = &mut self.nested {
+            nested.reset();
+        }
         self.watch = Watch::default();
         self.looks = Looks::default();
         self.vm.events.lock().start(self.shared.id);

@@ -29,6 +29,10 @@ impl Hart {
         if run.last_hart != self.index && run.last_hart != NOWHERE {
             counters.migrations.bump();
         }
+        if let Some(nested) = &run.nested {
+            self.guest.begin_world(nested);
+            self.is_plain &= !nested.runs_l2;
+        }
         // SAFETY: the last vCPU's registers were saved by `unload`.
         unsafe { self.guest.load_csrs(&run.bank.csrs, &self.g.offer) };
         let who = (vm.handle.number, run.shared.id);
@@ -36,6 +40,7 @@ impl Hart {
             self.guest.load_registers(run, &self.g.offer);
             self.registers_of = Some(who);
         }
+        self.guest.limit_extensions();
         self.guest.set_privilege(run.bank.mode);
         run.awake();
         run.last_hart = self.index;
@@ -63,6 +68,9 @@ impl Hart {
             run.discard_ready(&self.shared.frames);
         }
         run.bank.mode = self.guest.privilege();
+        if let Some(nested) = run.nested.as_deref_mut() {
+            self.guest.end_world(nested);
+        }
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);
         run.shared.hart.store(NOWHERE, Ordering::SeqCst);

@@ -11,18 +11,19 @@ use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
 
 impl Hart {
-    /// Begins an exit that is more than handled.
+    /// Begins an exit that is more than handled. Returns whether it is one of L2.
     #[cold]
     #[inline(never)]
-    pub(super) fn begin_exit(&mut self) {
+    pub(super) fn begin_exit(&mut self) -> bool {
         if !self.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
         let now = self.now();
+        let is_of_l2 = self.guest.runs_l2();
         if !self.is_probed(now) {
-            return;
+            return is_of_l2;
         }
         let noted = &self.shared.probe;
         let before = noted.of(Doing::Guest);
@@ -38,6 +39,7 @@ impl Hart {
             // It finds that when it is about to enter its guest again.
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
         }
+        is_of_l2
     }
 
     /// Ends a noted exit, when a guest is about to be entered, this one or another.
@@ -95,7 +97,7 @@ impl Hart {
             return true;
         }
         noted.end(now);
-        self.is_plain = self.is_proven;
+        self.is_plain = self.is_proven && !self.guest.runs_l2();
         self.set_policy();
         false
     }

@@ -1,0 +1,109 @@
+//! Instructions of the hypervisor extension that L1 executes.
+
+use super::memory::access;
+use super::{state, world};
+use crate::device::offer::GuestTimer;
+use crate::exit::nested::interrupt;
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::memory::nested;
+use crate::vm::outcome::Outcome;
+use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::nested::Limits;
+use rv::csr::{envcfg, hstatus};
+use rv::system::{CsrInsn, FenceInsn, FenceKind, System, number};
+use rv::{Access, Addr, Mode, Vmid};
+
+/// Executes an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
+pub(in crate::exit) fn instruction<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
+    run.nested.as_ref()?;
+    let insn = System::decode(u32::try_from(insn).ok()?)?;
+    let may_access = from == Mode::Supervisor || state(run).csrs.hstatus & hstatus::HU != 0;
+    match insn {
+        System::GuestLoad(load) if may_access => {
+            let kind = if load.is_fetch { Access::LoadExec } else { Access::Load };
+            let at = run.context.x[usize::from(load.rs1)];
+            Some(access(g, run, (at, load.width, kind), env, |run, mem, parts| {
+                run.context.set(load.rd, load.extend(parts.read(mem)));
+            }))
+        }
+        System::GuestStore(store) if may_access => {
+            let (at, value) = (run.context.x[usize::from(store.rs1)], run.context.x[usize::from(store.rs2)]);
+            Some(access(g, run, (at, store.width, Access::Store), env, |_, mem, parts| parts.write(value, mem)))
+        }
+        _ if from != Mode::Supervisor => None,
+        System::Sret => Some(world::enter(g, run, env)),
+        System::Fence(fence) => fenced(g, run, fence, env),
+        System::Csr(insn) => csr(g, run, insn, env),
+        _ => None,
+    }
+}
+
+/// Does a fence of L1's for its guests.
+fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) -> Option<Outcome> {
+    let register = |n: u8| (n != 0).then(|| run.context.x[usize::from(n)]);
+    let (address, id) = (register(fence.rs1), register(fence.rs2));
+    match fence.kind {
+        FenceKind::HinvalGvma | FenceKind::HinvalVvma if !g.offer.isa.has("svinval") => return None,
+        FenceKind::HfenceGvma | FenceKind::HinvalGvma => {
+            // norm:hfence-gvma_op: rs1 holds the address shifted right by 2.
+            let at = address.map(|at| Addr::new(at << 2));
+            let vmid = id.map(|id| Vmid(id as u16 & rv::csr::atp::VMID_BITS as u16));
+            nested::fence(g, run, (at, vmid), env);
+        }
+        // Of the VMID in `hgatp`, which may be another than that of the tables used last: all are forgotten.
+        FenceKind::HfenceVvma | FenceKind::HinvalVvma => env.forget_nested(state(run)),
+        FenceKind::Sfence | FenceKind::Sinval => return None,
+    }
+    run.shared.counters.nested_fences.bump();
+    run.context.skip(4);
+    Some(Outcome::Resume)
+}
+
+/// Accesses a CSR of the extension for L1.
+fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Option<Outcome> {
+    /// CSRs with these bits of their number set cannot be written.
+    const READ_ONLY: u16 = 0xc00;
+    let has_sstc = g.offer.timer == GuestTimer::Sstc;
+    if insn.csr & READ_ONLY == READ_ONLY && insn.writes() || insn.csr == number::VSTIMECMP && !has_sstc {
+        return None;
+    }
+    let limits = Limits {
+        formats: &g.offer.formats,
+        henvcfg: environment(g, run.vm.svadu),
+        time: run.vm.guest_time(env.now()),
+    };
+    let x = run.context.x;
+    let nested = state(run);
+    let old = nested.read(insn.csr, &limits)?;
+    if insn.writes() {
+        let world = nested.world();
+        nested.write(insn.csr, insn.apply(old, &x), &limits);
+        if nested.world() != world {
+            env.set_world(run);
+        }
+    }
+    run.shared.counters.nested_csrs.bump();
+    run.context.set(insn.rd, old);
+    run.context.skip(4);
+    if matches!(insn.csr, number::HVIP | number::HIP | number::HIE | number::HIDELEG | number::VSTIMECMP) {
+        interrupt(g, run, env);
+    }
+    Some(Outcome::Resume)
+}
+
+/// Returns the bits of `henvcfg` that L1 can set: those of the extensions that its machine has.
+fn environment(g: &Gnomon, svadu: bool) -> u64 {
+    let isa = &g.offer.isa;
+    let with = |has, bits| if has { bits } else { 0 };
+    Limits::ENVIRONMENT
+        | with(isa.has("zicbom"), envcfg::USER_CBO)
+        | with(isa.has("zicboz"), envcfg::CBZE)
+        | with(g.offer.timer == GuestTimer::Sstc, envcfg::STCE)
+        | with(svadu, envcfg::ADUE)
+}

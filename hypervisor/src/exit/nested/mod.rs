@@ -1,0 +1,81 @@
+//! Guests that are hypervisors (L1), and their guests (L2): the exits of L2, and what L1 does with its hypervisor extension.
+//!
+//! | event | function |
+//! |---|---|
+//! | L1 executes an instruction of the extension | [`instruction`] |
+//! | L1's `sret` enters L2 | `world::enter` |
+//! | L2 traps to Gnomon | [`handle`] |
+//! | a trap of L2's is L1's | `world::reflect` |
+//! | an interrupt of L1's, or an interrupt of L2's that is L1's to take | [`interrupt`] |
+
+mod instruction;
+mod memory;
+mod world;
+
+pub(super) use instruction::instruction;
+pub use world::interrupt;
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::vm::outcome::Outcome;
+use crate::vm::vcpu::{Nested, VcpuRun};
+use rv::csr::hstatus;
+use rv::system::{WFI, WRS_NTO};
+use rv::{Access, Cause, Exception, Interrupt, Mode};
+use world::{Reflected, reflect};
+
+/// Returns the nested state of a vCPU that has one.
+fn state(run: &mut VcpuRun) -> &mut Nested {
+    run.nested.as_deref_mut().expect("a vCPU with the H extension")
+}
+
+/// Handles an exit of L2.
+pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let exit = run.context.exit;
+    let counters = &run.shared.counters;
+    counters.exits.bump();
+    counters.nested_exits.bump();
+    match Cause::from_register(exit.cause) {
+        Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
+            counters.exits_timer.bump();
+            Outcome::Timer
+        }
+        Cause::Interrupt(Interrupt::MSoft | Interrupt::SSoft) => {
+            counters.exits_kick.bump();
+            Outcome::Kicked
+        }
+        Cause::Interrupt(Interrupt::MExternal | Interrupt::SExternal) => {
+            counters.exits_external.bump();
+            Outcome::External
+        }
+        Cause::Exception(Exception::StoreGuestPage) => memory::guest_page_fault(g, run, Access::Store, env),
+        Cause::Exception(Exception::LoadGuestPage) => memory::guest_page_fault(g, run, Access::Load, env),
+        Cause::Exception(Exception::FetchGuestPage) => memory::guest_page_fault(g, run, Access::Fetch, env),
+        Cause::Exception(Exception::VirtualInstruction) => virtual_instruction(g, run, env),
+        Cause::Exception(exception) => world::own_or_reflect(g, run, Reflected::of(exception, &exit), env),
+        cause @ (Cause::Interrupt(_) | Cause::Unknown(_)) => Outcome::kill(alloc::format!(
+            "vCPU {} trapped with {cause:?} at {:#x} in its guest's guest, which Gnomon does not know how to handle",
+            run.shared.id, run.context.pc
+        )),
+    }
+}
+
+/// Handles an instruction of L2's that only a hypervisor may execute. It is L1's to handle; but waits may be those that Gnomon makes trap.
+fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    let exit = run.context.exit;
+    let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
+    // QEMU does not report WRS.NTO, and no other than the two waits come here without L1's wish.
+    match exit.tval {
+        WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
+            run.context.skip(4);
+            run.shared.counters.wfis.bump();
+            Outcome::Wait
+        }
+        WRS_NTO | 0 if !traps_waits => {
+            run.context.skip(4);
+            run.shared.counters.wrs_ntos.bump();
+            Outcome::Yield
+        }
+        _ => reflect(g, run, Reflected::of(Exception::VirtualInstruction, &exit), env),
+    }
+}

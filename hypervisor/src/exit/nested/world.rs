@@ -1,0 +1,181 @@
+//! The change between L1 and L2.
+
+use super::state;
+use crate::device::offer::GuestTimer;
+use crate::exit::inject::{enter_at, inject};
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::memory::nested;
+use crate::vm::outcome::Outcome;
+use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::nested::VS_INTERRUPTS;
+use rv::csr::{hstatus, status};
+use rv::{Exception, Exit, Interrupt, Mode, Trap};
+
+const INTERRUPT: u64 = 1 << 63;
+
+/// A trap of L2's that L1 gets, as its registers have it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reflected {
+    /// `scause`.
+    pub cause: u64,
+    /// `stval`.
+    pub tval: u64,
+    /// `htval`.
+    pub tval2: u64,
+    /// `htinst`.
+    pub tinst: u64,
+}
+
+impl Reflected {
+    /// An exception, with the values that the hart had for it. Those of the hypervisor's are written by guest-page faults only.
+    pub(super) const fn of(exception: Exception, exit: &Exit) -> Self {
+        Self { cause: exception.code(), tval: exit.tval, tval2: 0, tinst: 0 }
+    }
+
+    /// Returns whether `stval` is a guest virtual address.
+    const fn is_address(&self) -> bool {
+        const ADDRESSES: u64 = Exception::FetchMisaligned.bit()
+            | Exception::FetchAccess.bit()
+            | Exception::Breakpoint.bit()
+            | Exception::LoadMisaligned.bit()
+            | Exception::LoadAccess.bit()
+            | Exception::StoreMisaligned.bit()
+            | Exception::StoreAccess.bit()
+            | Exception::FetchPage.bit()
+            | Exception::LoadPage.bit()
+            | Exception::StorePage.bit()
+            | Exception::FetchGuestPage.bit()
+            | Exception::LoadGuestPage.bit()
+            | Exception::StoreGuestPage.bit();
+        self.cause & INTERRUPT == 0 && ADDRESSES >> (self.cause & 63) & 1 != 0
+    }
+}
+
+/// Enters L2 by L1's `sret`, whose `hstatus.SPV` is set (privileged spec, "Trap Return" of the hypervisor extension). If its tables take long to
+/// find, L1 executes the instruction again.
+pub(super) fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    match nested::attach(g, run, env) {
+        Ok(true) => {}
+        Ok(false) => return Outcome::Resume,
+        Err(outcome) => return outcome,
+    }
+    run.shared.counters.nested_entries.bump();
+    let mut regs = env.trap_regs();
+    run.context.pc = regs.vsepc;
+    let mode = if regs.vsstatus & status::SPP != 0 { Mode::Supervisor } else { Mode::User };
+    let sie = if regs.vsstatus & status::SPIE != 0 { status::SIE } else { 0 };
+    regs.vsstatus = regs.vsstatus & !(status::SIE | status::SPP) | status::SPIE | sie;
+    env.set_trap_regs(&regs);
+    let state = state(run);
+    state.csrs.hstatus &= !hstatus::SPV;
+    state.other.vsie = (state.csrs.hie & state.csrs.hideleg) >> 1;
+    state.runs_l2 = true;
+    env.change_world(run);
+    env.set_privilege(mode);
+    if g.offer.timer == GuestTimer::Sstc {
+        watch_timers(run, env);
+    }
+    interrupt(g, run, env);
+    Outcome::Resume
+}
+
+/// Lets Gnomon's timer stand in for L1's comparator, which no register of the hart holds while L2 runs, and for L2's if its interrupt is L1's.
+fn watch_timers<E: Env>(run: &mut VcpuRun, env: &mut E) {
+    let now = env.now();
+    let own = state(run).other.vstimecmp;
+    let due = run.vm.host_time(own, now);
+    if due <= now {
+        env.set_timer_interrupt(true);
+        run.deadline = u64::MAX;
+    } else {
+        run.deadline = due;
+    }
+}
+
+/// Takes L2 off the hart, for L1 to go on.
+fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    let state = state(run);
+    state.runs_l2 = false;
+    env.change_world(run);
+    let state = super::state(run);
+    let (delegated, csrs) = (state.csrs.hideleg, &mut state.csrs);
+    csrs.hie = csrs.hie & !delegated | state.other.vsie << 1 & delegated;
+    if g.offer.timer == GuestTimer::Sstc {
+        // L1's comparator is in the hart again.
+        run.deadline = u64::MAX;
+    }
+}
+
+/// Gives L1 a trap of L2's (privileged spec, "Trap Entry" of the hypervisor extension, for a trap to HS).
+pub(super) fn reflect<E: Env>(g: &Gnomon, run: &mut VcpuRun, trap: Reflected, env: &mut E) -> Outcome {
+    run.shared.counters.nested_reflected.bump();
+    let (from, pc) = (env.privilege(), run.context.pc);
+    let csrs = &mut state(run).csrs;
+    csrs.hstatus = csrs.hstatus & !(hstatus::GVA | hstatus::SPVP) | hstatus::SPV;
+    if from == Mode::Supervisor {
+        csrs.hstatus |= hstatus::SPVP;
+    }
+    if trap.is_address() {
+        csrs.hstatus |= hstatus::GVA;
+    }
+    (csrs.htval, csrs.htinst) = (trap.tval2, trap.tinst);
+    leave(g, run, env);
+    let mut regs = env.trap_regs();
+    run.context.pc = enter_at(&mut regs, (trap.cause, trap.tval), pc, from);
+    env.set_trap_regs(&regs);
+    env.set_privilege(Mode::Supervisor);
+    Outcome::Resume
+}
+
+/// Gives an exception of L2's to L2 itself, if L1 has delegated it, though the hart did not; else to L1.
+pub(super) fn own_or_reflect<E: Env>(g: &Gnomon, run: &mut VcpuRun, trap: Reflected, env: &mut E) -> Outcome {
+    let is_own = state(run).csrs.hedeleg >> (trap.cause & 63) & 1 != 0;
+    match Exception::from_code(trap.cause) {
+        Some(exception) if is_own => inject(run, &Trap::new(exception, trap.tval), env),
+        _ => reflect(g, run, trap, env),
+    }
+}
+
+/// Delivers an interrupt that L1 is to take, if there is one: while L2 runs, any that L1 has enabled; L2's own that L1 has not delegated, at
+/// any time.
+pub fn interrupt<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    /// From the first to the last (privileged spec, "Machine Interrupt Registers").
+    const PRIORITIES: [Interrupt; 6] = [
+        Interrupt::SExternal,
+        Interrupt::SSoft,
+        Interrupt::STimer,
+        Interrupt::VsExternal,
+        Interrupt::VsSoft,
+        Interrupt::VsTimer,
+    ];
+    let time = run.vm.guest_time(env.now());
+    let Some(nested) = run.nested.as_deref() else { return };
+    let pending = if nested.runs_l2 {
+        // Of L2's, what the hart has pending and may not deliver.
+        let own = env.held_interrupts() & (nested.other.vsie << 1) & VS_INTERRUPTS;
+        own >> 1 | env.undelegated_interrupts() & nested.csrs.hie & !nested.csrs.hideleg
+    } else {
+        let takes = env.privilege() == Mode::User || env.status() & status::SIE != 0;
+        if takes { nested.undelegated(time) } else { 0 }
+    };
+    let Some(first) = PRIORITIES.into_iter().find(|interrupt| pending & interrupt.bit() != 0) else { return };
+    let cause = INTERRUPT | first as u64;
+    if nested.runs_l2 {
+        let _ = reflect(g, run, Reflected { cause, tval: 0, tval2: 0, tinst: 0 }, env);
+        return;
+    }
+    // A trap from L1 itself: V was 0.
+    let (mut regs, from, pc) = (env.trap_regs(), env.privilege(), run.context.pc);
+    run.context.pc = enter_at(&mut regs, (cause, 0), pc, from);
+    env.set_trap_regs(&regs);
+    env.set_privilege(Mode::Supervisor);
+    leave_spv(run, env);
+}
+
+/// L1 has taken a trap: as its V was 0, so is `hstatus.SPV`, and `hstatus.GVA`.
+pub(super) fn leave_spv<E: Env>(run: &mut VcpuRun, env: &mut E) {
+    let csrs = &mut state(run).csrs;
+    csrs.hstatus &= !(hstatus::SPV | hstatus::GVA);
+    env.set_world(run);
+}

@@ -1,0 +1,328 @@
+//! The guests of a guest that is a hypervisor (L1): their physical memory. L1 has a G-stage table for each, which no hart walks: a hart
+//! walks the shadow of it, which leads to where L1's memory is. The engine is the one of shadow paging ([`mmu::shadow`]), with L2's
+//! physical addresses in the place of virtual ones, and VMIDs in the place of ASIDs.
+//!
+//! A vCPU has a root for L1's `hgatp` from the first entry to L2 by it until L1 enters another. Roots and tables are shared by the VM's vCPUs.
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::memory::engine::{lend, with_memory};
+use crate::memory::shadow;
+use crate::vm::outcome::{Faulted, Outcome};
+use crate::vm::vcpu::{Nested, VcpuRun};
+use crate::vm::{Unreachable, Vm};
+use abi::bundle::VmConfig;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use mmu::frames::Frames;
+use mmu::ids::IdSlot;
+use mmu::gstage::Ready;
+use mmu::shadow::{Answer, Config, Forget, GuestFence, Lists, Paging, Shadow, Upkeep};
+use mmu::two_stage::access_fault;
+use mmu::walk::{self, AdPolicy, ReadPte, Reason, UpdatePte};
+use rv::csr::atp::{Hgatp, Satp};
+use rv::{Access, Addr, Asid, Caps, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PhysMem, Pte, PteFlags, Request, Trap, Vmid};
+
+/// The upkeep of the tables: a hypervisor fences each entry that it changes.
+const UPKEEP: Upkeep = Upkeep::Lazy;
+
+/// Returns the frames that the tables of a VM's own guests may take.
+///
+/// # Errors
+/// A message, if it is given too little for them.
+pub(crate) fn frames(config: &VmConfig) -> Result<u64, String> {
+    shadow::frames(UPKEEP, config)
+}
+
+/// Makes the engine for a VM's own guests.
+///
+/// # Errors
+/// A message, if there is no memory for it.
+pub(crate) fn build(vm: &Vm, lists: Lists, frames: &Frames) -> Result<Shadow<L2Gpa>, String> {
+    let pages = match shadow::pages(UPKEEP, &vm.config) {
+        Ok(pages) => pages,
+        Err(message) => {
+            lists.release(frames);
+            return Err(message);
+        }
+    };
+    let first_serial = vm.past.lock().serials;
+    let config = Config { upkeep: UPKEEP, ad: ad(vm), globals: false, pages, first_serial, quiet_after: 0 };
+    let engine = Shadow::new(config, vm.owner(), lists, frames);
+    let mut engine = engine.map_err(|e| format!("no memory for the tables of its guests: {e}"))?;
+    engine.keep_least(Config::ONE_INSTRUCTION * vm.vcpus.len() as u32);
+    Ok(engine)
+}
+
+/// Returns the setter of A and D in L1's G-stage tables: its machine's (`menvcfg.ADUE`).
+const fn ad(vm: &Vm) -> AdPolicy {
+    if vm.svadu { AdPolicy::Svadu } else { AdPolicy::Svade }
+}
+
+/// Returns the paging that a value of `hgatp` asks for, and its VMID.
+fn paging(hgatp: u64) -> (Paging, Asid) {
+    let hgatp = Hgatp::decode(hgatp);
+    let paging = hgatp.table().map_or(Paging::Bare, |(format, root)| Paging::Tables { format, root });
+    (paging, Asid(hgatp.vmid.0))
+}
+
+/// Forgets everything of the life of a vCPU that is about to be parked.
+pub(crate) fn forget(run: &mut VcpuRun) {
+    let Some(nested) = &mut run.nested else { return };
+    let root = nested.root.take();
+    let mut memory = run.vm.memory.lock();
+    if let Some(engine) = memory.as_mut().and_then(|memory| memory.nested.as_mut()) {
+        engine.detach_all(root.as_ref(), &mut nested.views, &nested.log);
+    }
+    **nested = Nested::new(run.shared.id);
+}
+
+/// Gives the vCPU the root that L1's `hgatp` asks for. Returns whether the vCPU has it: if that would take too long at once, each attempt
+/// does a part.
+///
+/// # Errors
+/// How the vCPU goes on instead, if there is no memory for it.
+pub(crate) fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
+    let VcpuRun { vm, nested: Some(nested), ready, .. } = run else { unreachable!("it has no H extension") };
+    let nested = &mut **nested;
+    let (hgatp, what) = (nested.csrs.hgatp, paging(nested.csrs.hgatp));
+    if nested.root.is_some() && nested.root_of == hgatp {
+        return Ok(true);
+    }
+    let Nested { root: present, views, log, .. } = nested;
+    let attached = with_memory::<L2Gpa, _, _>(g, vm, ready, env, |engine, host| {
+        engine.attach(present, what, views, log, host)
+    });
+    match attached {
+        Ok(Some(loaded)) => {
+            nested.root_of = hgatp;
+            nested.is_stale |= loaded.fence;
+            Ok(true)
+        }
+        Ok(None) => Ok(false),
+        Err(why) => match shadow::helped(g, &Arc::clone(vm), why, env) {
+            Faulted::Fatal(message) => Err(Outcome::kill(message)),
+            _ => Ok(false),
+        },
+    }
+}
+
+/// A vCPU comes to this hart, in whichever world.
+pub(crate) fn come<E: Env>(run: &mut VcpuRun, env: &E) {
+    if run.last_hart != env.hart()
+        && let Some(nested) = &mut run.nested
+    {
+        // Elsewhere L1 did fences that translations here have not seen, those of the world that does not run included.
+        nested.views.forget_ids();
+        run.vmid = IdSlot::new();
+    }
+}
+
+/// Puts L2 on this hart: its tables translate from now on.
+pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
+    let (root, memory) = (&mut run.g_root, &run.vm.memory);
+    // For when L1 goes on.
+    *root = root.or_else(|| memory.lock().as_ref().map(|memory| memory.space.root()));
+    env.load_nested(run);
+}
+
+/// Handles a guest-page fault of L2's.
+pub(crate) fn fault<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (at, request): (Addr<L2Gpa>, &Request),
+    env: &mut E,
+) -> Faulted {
+    let VcpuRun { vm, nested: Some(nested), ready, .. } = run else { unreachable!("it has no H extension") };
+    let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
+    let answer = with_memory::<L2Gpa, _, _>(g, vm, ready, env, |engine, host| {
+        engine.fault(&root, at, &request.at_g_stage(), host)
+    });
+    match answer {
+        Ok(Answer::Filled { forget, .. }) => {
+            match forget {
+                Forget::Nothing => {}
+                Forget::Page => env.fence_nested(nested, Some(at.align_down(PAGE_BYTES))),
+                Forget::Root => env.fence_nested(nested, None),
+            }
+            if request.access == Access::Fetch {
+                // An earlier owner's code may still be cached.
+                env.fence_instructions();
+            }
+            Faulted::Settled
+        }
+        Ok(Answer::Inject(trap)) => Faulted::Inject(trap),
+        Ok(Answer::Device { gpa }) => Faulted::NoRam { access: request.access, gpa },
+        // No table of L1's is write-protected.
+        Ok(Answer::Retry | Answer::TableWrite { .. }) => Faulted::Settled,
+        Err(why) => shadow::helped(g, &Arc::clone(vm), why, env),
+    }
+}
+
+/// Does a fence of L1's for translations of its guests' physical addresses (HFENCE.GVMA): of an address or all, of a VMID or all.
+pub(crate) fn fence<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (at, vmid): (Option<Addr<L2Gpa>>, Option<Vmid>),
+    env: &mut E,
+) {
+    let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
+    let nested = &mut **nested;
+    // Without a root it has no translation of any.
+    let Some(root) = nested.root else { return };
+    let fence = GuestFence { range: at.map(|at| (at, 1)), asid: vmid.map(|vmid| Asid(vmid.0)) };
+    let Nested { views, log, .. } = &mut *nested;
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    let vm = Arc::clone(vm);
+    lend::<L2Gpa, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |engine, host| {
+        engine.fence(&fence, root, views, log, host);
+    });
+    if fence.asid.is_none_or(|asid| asid == root.asid) {
+        env.fence_nested(nested, at.map(|at| at.align_down(PAGE_BYTES)));
+    }
+}
+
+/// The reason why an access of L1's to L2's memory (HLV, HSV) fails.
+pub(crate) enum Failed {
+    /// L1 gets this trap.
+    Trap(Trap),
+    /// L1's memory is to be made ready first.
+    Reach(Addr<Gpa>, Access),
+}
+
+/// Translates an access of L2's, as its `vsatp` and L1's `hgatp` say now. Changes no mapping.
+pub(crate) fn translate<E: Env>(
+    run: &VcpuRun,
+    vsatp: u64,
+    (gva, request): (Addr<Gva>, &Request),
+    env: &E,
+) -> Result<Addr<Hpa>, Failed> {
+    let Some(nested) = &run.nested else { unreachable!("it has no H extension") };
+    let guard = run.vm.memory.lock();
+    let Some(memory) = guard.as_ref() else { return Err(Failed::Trap(Trap::new(access_fault(request.access), gva.raw()))) };
+    let mem = &mut env.mem();
+    let ad = ad(&run.vm);
+    let mut walker = Walker { space: &memory.space, hgatp: Hgatp::decode(nested.csrs.hgatp), ad, mem };
+    let fail = |why| failed(why, request.access, gva);
+    let at = match Satp::decode(vsatp).table() {
+        None => Addr::new(gva.raw()),
+        Some((format, root)) => {
+            // norm:henvcfg-adue_op: VS-stage A and D are set for L2 as L1 lets them be.
+            let is_set = nested.csrs.henvcfg & rv::csr::envcfg::ADUE != 0;
+            let ad = if is_set { AdPolicy::Svadu } else { AdPolicy::Svade };
+            let walked = walk::translate(format, root, gva, request, (CAPS, ad), &mut walker);
+            match walked {
+                Ok(walk) => walk.out,
+                Err(walk::Fault { reason: Reason::Memory(why), .. }) => return Err(fail(why)),
+                Err(_) => return Err(Failed::Trap(Trap::new(mmu::two_stage::page_fault(request.access), gva.raw()))),
+            }
+        }
+    };
+    walker.host(at, &request.at_g_stage(), 0).map_err(fail)
+}
+
+/// The walker honours what L1's machine has.
+const CAPS: Caps = Caps { svnapot: true, svpbmt: false };
+
+/// The reason why a step of such a walk fails.
+enum Astray {
+    /// L1's G-stage refuses it: the address, and the `htinst`.
+    Refused(Addr<L2Gpa>, u64),
+    /// No memory there.
+    Nowhere,
+    /// L1's memory is not ready for it.
+    Away(Addr<Gpa>, Access),
+}
+
+fn failed(why: Astray, access: Access, gva: Addr<Gva>) -> Failed {
+    match why {
+        Astray::Refused(at, tinst) => Failed::Trap(Trap {
+            exception: mmu::two_stage::guest_page_fault(access),
+            tval: gva.raw(),
+            tval2: at.raw() >> 2,
+            tinst,
+        }),
+        Astray::Nowhere => Failed::Trap(Trap::new(access_fault(access), gva.raw())),
+        Astray::Away(gpa, access) => Failed::Reach(gpa, access),
+    }
+}
+
+/// The tables of L2 and of L1's G-stage, as they are in L1's memory.
+struct Walker<'a, M> {
+    space: &'a mmu::AddressSpace,
+    hgatp: Hgatp,
+    ad: AdPolicy,
+    mem: &'a mut M,
+}
+
+impl<M: PhysMem> Walker<'_, M> {
+    /// Returns the host address of an access to L1's memory, if that is ready.
+    fn own(&self, gpa: Addr<Gpa>, access: Access) -> Result<Addr<Hpa>, Astray> {
+        if self.space.region_of(gpa.pfn()).is_none() {
+            return Err(Astray::Nowhere);
+        }
+        let needed = if access == Access::Store { PteFlags::R | PteFlags::W | PteFlags::D } else { PteFlags::R };
+        let there = self.space.translate(gpa, self.mem).filter(|there| there.flags.contains(needed));
+        there.map(|there| there.hpa).ok_or(Astray::Away(gpa, access))
+    }
+
+    /// Returns the host address of an access to L2's memory.
+    fn host(&mut self, at: Addr<L2Gpa>, request: &Request, tinst: u64) -> Result<Addr<Hpa>, Astray> {
+        let gpa = match self.hgatp.table() {
+            None => Addr::new(at.raw()),
+            Some((format, root)) => {
+                let ad = self.ad;
+                match walk::translate(format, root, at, request, (CAPS, ad), &mut Own(self)) {
+                    Ok(walk) => walk.out,
+                    Err(walk::Fault { reason: Reason::Memory(why), .. }) => return Err(why),
+                    Err(_) => return Err(Astray::Refused(at, tinst)),
+                }
+            }
+        };
+        self.own(gpa, if request.access == Access::Store { Access::Store } else { Access::Load })
+    }
+}
+
+/// L1's memory, for walks of its G-stage.
+struct Own<'w, 'a, M>(&'w mut Walker<'a, M>);
+
+impl<M: PhysMem> ReadPte<Gpa> for Own<'_, '_, M> {
+    type Error = Astray;
+    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Astray> {
+        self.0.own(at, Access::Load).map(|hpa| Pte(self.0.mem.read_u64(hpa)))
+    }
+}
+
+impl<M: PhysMem> UpdatePte<Gpa> for Own<'_, '_, M> {
+    fn update(&mut self, at: Addr<Gpa>, old: Pte, new: Pte) -> Result<bool, Astray> {
+        let hpa = self.0.own(at, Access::Store)?;
+        Ok(self.0.mem.compare_exchange_u64(hpa, old.0, new.0).is_ok())
+    }
+}
+
+impl<M: PhysMem> ReadPte<L2Gpa> for Walker<'_, M> {
+    type Error = Astray;
+    fn read(&mut self, at: Addr<L2Gpa>) -> Result<Pte, Astray> {
+        let hpa = self.host(at, &Request::user(Access::Load), mmu::two_stage::TINST_PTE_READ)?;
+        Ok(Pte(self.mem.read_u64(hpa)))
+    }
+}
+
+impl<M: PhysMem> UpdatePte<L2Gpa> for Walker<'_, M> {
+    fn update(&mut self, at: Addr<L2Gpa>, old: Pte, new: Pte) -> Result<bool, Astray> {
+        let hpa = self.host(at, &Request::user(Access::Store), mmu::two_stage::TINST_PTE_WRITE)?;
+        Ok(self.mem.compare_exchange_u64(hpa, old.0, new.0).is_ok())
+    }
+}
+
+/// Makes L1's memory ready for what a walk found missing.
+pub(crate) fn reach<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    what: (Addr<Gpa>, Access),
+    env: &mut E,
+) -> Result<(), Unreachable> {
+    let vm = Arc::clone(&run.vm);
+    vm.reach(g, what, &mut run.ready, env).map(|_| ())
+}

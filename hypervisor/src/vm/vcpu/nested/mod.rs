@@ -1,0 +1,139 @@
+//! A vCPU whose guest may be a hypervisor: the hypervisor extension as its guest sees it.
+//!
+//! The guest is *L1*, and its guests are *L2*. L1 runs in VS mode and believes that it is in HS mode. One of the two worlds is in the hart's
+//! VS-level registers; the CSRs of the other are kept here ([`Nested::other`]). The hypervisor CSRs ([`HypervisorCsrs`]) are never in the
+//! hart: L1's accesses to them trap, and what they say is translated to the hart's own when the world changes ([`World`]).
+
+mod csrs;
+
+pub use csrs::{HypervisorCsrs, Limits};
+
+use super::csrs::VsCsrs;
+use lane::FenceLog;
+use mmu::shadow::{Root, Views};
+use rv::csr::{envcfg, hstatus, status};
+use rv::{Interrupt, L2Gpa};
+
+/// The VS-level interrupts, by their bits in `hvip` and `hie`.
+pub const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
+
+/// The state of a hart's hypervisor extension, as a guest that is a hypervisor sees it.
+#[derive(Clone, Debug)]
+pub struct Nested {
+    /// The hypervisor CSRs.
+    pub csrs: HypervisorCsrs,
+    /// The CSRs of the world that does not run: L2's, as L1 sees them in the VS-level CSRs; while L2 runs, L1's own.
+    pub other: VsCsrs,
+    /// Set while L2 runs: the virtualization mode V that L1 believes in.
+    pub runs_l2: bool,
+    /// The tables that translate L2's guest physical addresses, by which it was entered last.
+    pub root: Option<Root<L2Gpa>>,
+    /// L1's `hgatp` that they stand for.
+    pub root_of: u64,
+    /// What the hart remembers of that root is out of date: it is to be fenced before L2 is entered.
+    pub is_stale: bool,
+    /// The roots that L1's values of `hgatp` have led to.
+    pub views: Views<L2Gpa>,
+    /// L1's fences by address of all VMIDs.
+    pub log: FenceLog<L2Gpa>,
+}
+
+/// The world that a hart runs, as far as the hart's own registers depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum World {
+    /// A guest that is about to enter none of its own: its traps are its own, and its `sret` does not trap.
+    Own,
+    /// L1, whose next `sret` enters L2 (`hstatus.SPV`). A trap that it takes before sets SPV to 0, so all its exceptions come to Gnomon.
+    Leaving,
+    /// L2.
+    L2(Rights),
+}
+
+/// The rights of L2, as L1 has given them: values of the hart's registers, before they are combined with what Gnomon allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rights {
+    /// Exceptions that are L2's own.
+    pub hedeleg: u64,
+    /// Interrupts that are L2's own.
+    pub hideleg: u64,
+    /// VTVM, VTW and VTSR.
+    pub hstatus: u64,
+    /// The environment of VS and VU mode.
+    pub henvcfg: u64,
+    /// The counters that VS mode reads.
+    pub hcounteren: u64,
+    /// The distance of L2's `time` from L1's.
+    pub htimedelta: u64,
+    /// FS, VS and MXR of L1's `sstatus`, which concern VS mode as well.
+    pub status: u64,
+    /// L1's interrupts that end L2's run, by their bits in `hvip`.
+    pub wakes: u64,
+}
+
+impl Rights {
+    /// The bits of `sstatus` that concern VS mode.
+    pub const STATUS: u64 = status::FS | status::VS | status::MXR;
+}
+
+impl Nested {
+    /// The state after a reset, of vCPU number `vcpu`.
+    #[must_use]
+    pub fn new(vcpu: u32) -> Self {
+        Self {
+            csrs: HypervisorCsrs::default(),
+            other: VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() },
+            runs_l2: false,
+            root: None,
+            root_of: 0,
+            is_stale: false,
+            views: Views::new(Self::VIEWS, 0),
+            log: FenceLog::new(vcpu),
+        }
+    }
+
+    /// Roots that a vCPU remembers.
+    const VIEWS: usize = 32;
+
+    /// Resets the registers: the roots stay known.
+    pub fn reset(&mut self) {
+        self.csrs = HypervisorCsrs::default();
+        self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
+        self.runs_l2 = false;
+    }
+
+    /// Returns the world that runs.
+    #[must_use]
+    pub const fn world(&self) -> World {
+        let csrs = &self.csrs;
+        if self.runs_l2 {
+            return World::L2(Rights {
+                hedeleg: csrs.hedeleg,
+                hideleg: csrs.hideleg,
+                hstatus: csrs.hstatus & (hstatus::VTVM | hstatus::VTW | hstatus::VTSR),
+                henvcfg: csrs.henvcfg,
+                hcounteren: csrs.hcounteren,
+                htimedelta: csrs.htimedelta,
+                status: self.other.vsstatus & Rights::STATUS,
+                wakes: (self.other.vsie << 1) & VS_INTERRUPTS,
+            });
+        }
+        if csrs.hstatus & hstatus::SPV != 0 { World::Leaving } else { World::Own }
+    }
+
+    /// Returns L1's `hip` at L1's time `time`, while L1 runs.
+    #[must_use]
+    pub const fn hip(&self, time: u64) -> u64 {
+        self.other.hvip | if self.timer_is_due(time) { Interrupt::VsTimer.bit() } else { 0 }
+    }
+
+    /// Returns whether L2's comparator raises its interrupt at L1's time `time`, while L1 runs.
+    const fn timer_is_due(&self, time: u64) -> bool {
+        self.csrs.henvcfg & envcfg::STCE != 0 && time.wrapping_add(self.csrs.htimedelta) >= self.other.vstimecmp
+    }
+
+    /// Returns L2's interrupts that are L1's to take, by their bits in `hie`, at L1's time `time`, while L1 runs.
+    #[must_use]
+    pub const fn undelegated(&self, time: u64) -> u64 {
+        self.hip(time) & self.csrs.hie & !self.csrs.hideleg
+    }
+}
