@@ -176,6 +176,8 @@ counters! {
         nested_reflected = "nested.reflected",
         /// Guest-page faults of theirs that Gnomon answered by the guest's tables.
         nested_faults = "nested.faults",
+        /// Such faults that were answered before they were made, since the guest had been told of the same.
+        nested_filled = "nested.filled",
         /// The guest's accesses to its hypervisor CSRs.
         nested_csrs = "nested.csr_accesses",
         /// The guest's fences for its guests.

@@ -160,6 +160,25 @@ pub(crate) fn fault<E: Env>(
     }
 }
 
+/// Makes Gnomon's table ready for an access that L1's G-stage may allow now, before L2 makes it. If it cannot be at once, L2's fault is to.
+pub(crate) fn fill<E: Env>(g: &Gnomon, run: &mut VcpuRun, (at, request): (Addr<L2Gpa>, &Request), env: &mut E) {
+    let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
+    let Some(root) = nested.root else { return };
+    let (frames, mut mem, vm) = (&g.harts[env.hart()].frames, env.mem(), Arc::clone(vm));
+    let answer = lend::<L2Gpa, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |engine, host| {
+        engine.fault(&root, at, &request.at_g_stage(), host)
+    });
+    if let Some(Ok(Answer::Filled { forget, .. })) = answer {
+        run.shared.counters.nested_filled.bump();
+        if forget != Forget::Nothing {
+            env.fence_nested(nested, None);
+        }
+        if request.access == Access::Fetch {
+            env.fence_instructions();
+        }
+    }
+}
+
 /// Does a fence of L1's for translations of its guests' physical addresses (HFENCE.GVMA): of an address or all, of a VMID or all.
 pub(crate) fn fence<E: Env>(
     g: &Gnomon,

@@ -29,7 +29,7 @@ use hypervisor::measure::counters::HeapUse;
 use hypervisor::pager::{Pager, homes_of_all};
 use hypervisor::vm::chores::Chores;
 use hypervisor::vm::outcome::{Brief, Kind, Outcome};
-use hypervisor::vm::vcpu::{Nested, VcpuRun, VsCsrs, VsTrapRegs, World};
+use hypervisor::vm::vcpu::{self, Nested, VcpuRun, VsCsrs, VsTrapRegs};
 use hypervisor::vm::vms::Vms;
 use hypervisor::vm::{Departure, Vm};
 use lane::Context;
@@ -102,7 +102,7 @@ pub enum Event {
     Nested(u64),
     NestedFence(Option<Addr<L2Gpa>>),
     NestedForgotten,
-    World(World),
+    World(vcpu::World),
     Shadow,
     GuestRootFence,
     TimerInterrupt(bool),

@@ -11,6 +11,7 @@ use crate::memory::nested::{self, Failed};
 use crate::vm::Unreachable;
 use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::nested::Refused;
 use alloc::format;
 use mmu::two_stage::{TINST_PTE_READ, TINST_PTE_WRITE, access_fault, guest_page_fault as exception_of};
 use rv::csr::{hstatus, status};
@@ -37,6 +38,8 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         }
         Faulted::Waits { since } => wait_for_memory(g, run, since),
         Faulted::Inject(trap) if trap.tval2 != 0 || is_guest_page_fault(trap.exception) => {
+            let pc = run.context.pc;
+            state(run).reflected = Some(Refused { pc, at, request });
             let trap = Reflected { cause: original.code(), tval: exit.tval, tval2: trap.tval2, tinst: exit.tinst };
             reflect(g, run, trap, env)
         }

@@ -8,7 +8,7 @@ use crate::hart::env::Env;
 use crate::memory::nested;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
-use crate::vm::vcpu::nested::VS_INTERRUPTS;
+use crate::vm::vcpu::nested::{Refused, VS_INTERRUPTS};
 use rv::csr::{hstatus, status};
 use rv::{Exception, Exit, Interrupt, Mode, Trap};
 
@@ -62,6 +62,10 @@ pub(super) fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outco
     }
     run.shared.counters.nested_entries.bump();
     let mut regs = env.trap_regs();
+    // L2 executes the instruction again that L1's G-stage refused: L1 has answered the fault, and L2 would make it once more for Gnomon.
+    if let Some(Refused { at, request, .. }) = state(run).reflected.take().filter(|it| it.pc == regs.vsepc) {
+        nested::fill(g, run, (at, &request), env);
+    }
     run.context.pc = regs.vsepc;
     let mode = if regs.vsstatus & status::SPP != 0 { Mode::Supervisor } else { Mode::User };
     let sie = if regs.vsstatus & status::SPIE != 0 { status::SIE } else { 0 };

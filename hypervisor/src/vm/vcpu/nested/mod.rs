@@ -12,7 +12,7 @@ use super::csrs::VsCsrs;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
 use rv::csr::{envcfg, hstatus, status};
-use rv::{Interrupt, L2Gpa};
+use rv::{Addr, Interrupt, L2Gpa, Request};
 
 /// The VS-level interrupts, by their bits in `hvip` and `hie`.
 pub const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
@@ -32,10 +32,23 @@ pub struct Nested {
     pub root_of: u64,
     /// What the hart remembers of that root is out of date: it is to be fenced before L2 is entered.
     pub is_stale: bool,
+    /// The guest-page fault that L1 was told of last, until it enters L2 again.
+    pub reflected: Option<Refused>,
     /// The roots that L1's values of `hgatp` have led to.
     pub views: Views<L2Gpa>,
     /// L1's fences by address of all VMIDs.
     pub log: FenceLog<L2Gpa>,
+}
+
+/// An access of L2's that L1's G-stage refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// The address of the instruction.
+    pub pc: u64,
+    /// The address of the access.
+    pub at: Addr<L2Gpa>,
+    /// The access, as L1's G-stage sees it.
+    pub request: Request,
 }
 
 /// The world that a hart runs, as far as the hart's own registers depend on it.
@@ -86,6 +99,7 @@ impl Nested {
             root: None,
             root_of: 0,
             is_stale: false,
+            reflected: None,
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
         }
@@ -99,6 +113,7 @@ impl Nested {
         self.csrs = HypervisorCsrs::default();
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
         self.runs_l2 = false;
+        self.reflected = None;
     }
 
     /// Returns the world that runs.
