@@ -92,6 +92,8 @@ counters! {
         sbi_sse = "sbi.sse",
         /// SBI root cache calls.
         sbi_root_cache = "sbi.root_cache",
+        /// SBI calls of hypervisors, for nested acceleration.
+        sbi_nacl = "sbi.nacl",
         /// SBI legacy calls.
         sbi_legacy = "sbi.legacy",
         /// SBI calls of extensions or functions that do not exist.

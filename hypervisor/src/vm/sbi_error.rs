@@ -20,6 +20,8 @@ pub enum Error {
     AlreadyStarted = -7,
     /// SBI_ERR_ALREADY_STOPPED.
     AlreadyStopped = -8,
+    /// SBI_ERR_NO_SHMEM.
+    NoShmem = -9,
     /// SBI_ERR_INVALID_STATE.
     InvalidState = -10,
     /// SBI_ERR_BAD_RANGE.

@@ -289,6 +289,12 @@ impl Hart {
     /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
         self.set_policy();
+        if !exit::nested::settle(self.g, &mut run, self) {
+            // L1 is to know of its guest's exit first, in memory that is still on its way.
+            let now = self.now();
+            self.requeue(run, now);
+            return None;
+        }
         exit::nested::interrupt(self.g, &mut run, self);
         while !self.announce(&run) {
             let is_parked = run.shared.posted.load(Ordering::SeqCst) & request::PARK != 0;

@@ -1,7 +1,7 @@
 //! Instructions of the hypervisor extension that L1 executes.
 
 use super::memory::access;
-use super::{state, world};
+use super::{nacl, state, world};
 use crate::device::offer::GuestTimer;
 use crate::exit::nested::interrupt;
 use crate::gnomon::Gnomon;
@@ -56,13 +56,23 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
             let vmid = id.map(|id| Vmid(id as u16 & rv::csr::atp::VMID_BITS as u16));
             nested::fence(g, run, (at, vmid), env);
         }
-        // Of the VMID in `hgatp`, which may be another than that of the tables used last: all are forgotten.
-        FenceKind::HfenceVvma | FenceKind::HinvalVvma => env.forget_nested(state(run)),
+        FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(run, None, env),
         FenceKind::Sfence | FenceKind::Sinval => return None,
     }
     run.shared.counters.nested_fences.bump();
     run.context.skip(4);
     Some(Outcome::Resume)
+}
+
+/// Does a fence of L1's for translations by L2's own tables, of that VMID or of the one in `hgatp`, which may be another than that of the tables
+/// used last: all are forgotten.
+pub(super) fn vvma<E: Env>(run: &mut VcpuRun, _: Option<Vmid>, env: &mut E) {
+    env.forget_nested(state(run));
+}
+
+/// Returns what L1's CSRs can hold, at L1's time `time`.
+pub(super) fn limits(g: &Gnomon, svadu: bool, time: u64) -> Limits<'_> {
+    Limits { formats: &g.offer.formats, henvcfg: environment(g, svadu), time }
 }
 
 /// Accesses a CSR of the extension for L1.
@@ -73,11 +83,7 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
     if insn.csr & READ_ONLY == READ_ONLY && insn.writes() || insn.csr == number::VSTIMECMP && !has_sstc {
         return None;
     }
-    let limits = Limits {
-        formats: &g.offer.formats,
-        henvcfg: environment(g, run.vm.svadu),
-        time: run.vm.guest_time(env.now()),
-    };
+    let limits = limits(g, run.vm.svadu, run.vm.guest_time(env.now()));
     let x = run.context.x;
     let nested = state(run);
     let old = nested.read(insn.csr, &limits)?;
@@ -87,6 +93,7 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
         if nested.world() != world {
             env.set_world(run);
         }
+        nacl::tell(g, run, env);
     }
     run.shared.counters.nested_csrs.bump();
     run.context.set(insn.rd, old);

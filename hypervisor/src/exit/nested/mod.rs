@@ -6,13 +6,16 @@
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
 //! | a trap of L2's is L1's | `world::reflect` |
+//! | L1 calls NACL | `nacl::call` |
 //! | an interrupt of L1's, or an interrupt of L2's that is L1's to take | [`interrupt`] |
 
 mod instruction;
 mod memory;
+pub(super) mod nacl;
 mod world;
 
 pub(super) use instruction::instruction;
+pub use nacl::settle;
 pub use world::interrupt;
 
 use crate::gnomon::Gnomon;

@@ -1,6 +1,6 @@
 //! The change between L1 and L2.
 
-use super::state;
+use super::{nacl, state};
 use crate::device::offer::GuestTimer;
 use crate::exit::inject::{enter_at, inject};
 use crate::gnomon::Gnomon;
@@ -52,15 +52,17 @@ impl Reflected {
     }
 }
 
-/// Enters L2 by L1's `sret`, whose `hstatus.SPV` is set (privileged spec, "Trap Return" of the hypervisor extension). If its tables take long to
-/// find, L1 executes the instruction again.
+/// Executes L1's `sret`, which traps because it enters L2. If L2's tables take long to find, L1 executes the instruction again.
 pub(super) fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     match nested::attach(g, run, env) {
-        Ok(true) => {}
-        Ok(false) => return Outcome::Resume,
-        Err(outcome) => return outcome,
+        Ok(true) => sret(g, run, env),
+        Ok(false) => Outcome::Resume,
+        Err(outcome) => outcome,
     }
-    run.shared.counters.nested_entries.bump();
+}
+
+/// Executes `sret` of L1's, for which the vCPU has L2's root (privileged spec, "Trap Return" of the hypervisor extension).
+pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let mut regs = env.trap_regs();
     // L2 executes the instruction again that L1's G-stage refused: L1 has answered the fault, and L2 would make it once more for Gnomon.
     if let Some(Refused { at, request, .. }) = state(run).reflected.take().filter(|it| it.pc == regs.vsepc) {
@@ -71,6 +73,11 @@ pub(super) fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outco
     let sie = if regs.vsstatus & status::SPIE != 0 { status::SIE } else { 0 };
     regs.vsstatus = regs.vsstatus & !(status::SIE | status::SPP) | status::SPIE | sie;
     env.set_trap_regs(&regs);
+    if state(run).csrs.hstatus & hstatus::SPV == 0 {
+        env.set_privilege(mode);
+        return Outcome::Resume;
+    }
+    run.shared.counters.nested_entries.bump();
     let state = state(run);
     state.csrs.hstatus &= !hstatus::SPV;
     state.other.vsie = (state.csrs.hie & state.csrs.hideleg) >> 1;
@@ -129,6 +136,7 @@ pub(super) fn reflect<E: Env>(g: &Gnomon, run: &mut VcpuRun, trap: Reflected, en
     run.context.pc = enter_at(&mut regs, (trap.cause, trap.tval), pc, from);
     env.set_trap_regs(&regs);
     env.set_privilege(Mode::Supervisor);
+    nacl::left(g, run, env);
     Outcome::Resume
 }
 

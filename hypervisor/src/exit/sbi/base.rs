@@ -5,7 +5,7 @@ use super::legacy::EIDS as LEGACY;
 use crate::vm::sbi_error::Error;
 use abi::root_cache;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
-use sbi_spec::{dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
+use sbi_spec::{dbcn, fwft, hsm, nacl, rfnc, spi, srst, sse, time};
 
 /// Gnomon's implementation id: "gnom". The registered ids are below 0x100.
 pub const IMPLEMENTATION: u64 = 0x676e_6f6d;
@@ -25,14 +25,15 @@ const OFFERED: [usize; 10] = [
     root_cache::EXTENSION,
 ];
 
-pub(super) fn call(function: usize, argument: u64) -> Reply {
+/// Handles a call. `is_hypervisor`: the caller has the H extension, and is offered what helps hypervisors.
+pub(super) fn call(function: usize, argument: u64, is_hypervisor: bool) -> Reply {
     match function {
         base::GET_SBI_SPEC_VERSION => Ok(((Version::V2_0.major() << 24) | Version::V2_0.minor()) as u64),
         base::GET_SBI_IMPL_ID => Ok(IMPLEMENTATION),
         base::GET_SBI_IMPL_VERSION => Ok(IMPLEMENTATION_VERSION),
         base::PROBE_EXTENSION => {
             let wanted = argument as usize;
-            let found = OFFERED.contains(&wanted) || LEGACY.contains(&wanted);
+            let found = OFFERED.contains(&wanted) || LEGACY.contains(&wanted) || is_hypervisor && wanted == nacl::EID_NACL;
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
         }
         // Zero says "not implemented" for each of the three. A guest never learns the host's: some
@@ -49,9 +50,11 @@ mod tests {
 
     #[test]
     fn the_version_is_two() {
-        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0), Ok(0x0200_0000));
-        assert_eq!(call(99, 0), Err(Error::NotSupported));
-        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64), Ok(1));
-        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55), Ok(0));
+        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0, false), Ok(0x0200_0000));
+        assert_eq!(call(99, 0, false), Err(Error::NotSupported));
+        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64, false), Ok(1));
+        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55, false), Ok(0));
+        let nacl = |is_hypervisor| call(base::PROBE_EXTENSION, nacl::EID_NACL as u64, is_hypervisor);
+        assert_eq!((nacl(false), nacl(true)), (Ok(0), Ok(1)));
     }
 }

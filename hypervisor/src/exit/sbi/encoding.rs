@@ -12,10 +12,10 @@ use abi::bundle::MAX_VCPUS;
 use alloc::sync::Arc;
 
 /// The result that a call returns to the guest: a value, or an error.
-pub(super) type Reply = Result<u64, Error>;
+pub(in crate::exit) type Reply = Result<u64, Error>;
 
 /// The result of handling a call.
-pub(super) enum Answer {
+pub(in crate::exit) enum Answer {
     /// With a reply.
     Reply(Reply),
     /// With something else; what is to be said to the guest has been said.

@@ -17,6 +17,7 @@ pub use crate::vm::sbi_error::Error;
 pub use software_events::deliver;
 
 use crate::device::offer::GuestTimer;
+use crate::exit::nested;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::Departure;
@@ -26,9 +27,10 @@ use abi::record::EndReason;
 use abi::root_cache::EXTENSION as ROOT_CACHE;
 use alloc::format;
 use core::sync::atomic::Ordering;
-use encoding::{Answer, Args, again, answer};
+pub(super) use encoding::Answer;
+use encoding::{Args, again, answer, unreached};
 use lane::Context;
-use sbi_spec::{base as spec_base, dbcn, fwft, hsm, rfnc, spi, srst, sse, time};
+use sbi_spec::{base as spec_base, dbcn, fwft, hsm, nacl, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};
 
 /// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
@@ -40,7 +42,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let reply = match extension {
         spec_base::EID_BASE => {
             counters.sbi_base.bump();
-            base::call(function, args[0])
+            base::call(function, args[0], run.nested.is_some())
         }
         time::EID_TIME => {
             counters.sbi_time.bump();
@@ -126,7 +128,7 @@ pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut 
 /// Handles a call of the base extension, if it has that function.
 #[inline(always)]
 pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
-    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10]) else { return Brief::NO };
+    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], run.nested.is_some()) else { return Brief::NO };
     run.shared.counters.sbi_base.bump();
     over(run, value)
 }
@@ -164,6 +166,11 @@ fn seldom<E: Env>(
         ROOT_CACHE => {
             run.shared.counters.sbi_root_cache.bump();
             root_cache::call(g, run, function, args, env)
+        }
+        nacl::EID_NACL if run.nested.is_some() => {
+            run.shared.counters.sbi_nacl.bump();
+            nested::nacl::call(g, run, function, args, env)
+                .map(|done| done.unwrap_or_else(|why| unreached(g, run, why, Error::Failed)))
         }
         _ => None,
     };

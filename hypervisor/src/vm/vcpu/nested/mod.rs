@@ -12,7 +12,7 @@ use super::csrs::VsCsrs;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
 use rv::csr::{envcfg, hstatus, status};
-use rv::{Addr, Interrupt, L2Gpa, Request};
+use rv::{Addr, Gpa, Interrupt, L2Gpa, Request};
 
 /// The VS-level interrupts, by their bits in `hvip` and `hie`.
 pub const VS_INTERRUPTS: u64 = Interrupt::VsSoft.bit() | Interrupt::VsTimer.bit() | Interrupt::VsExternal.bit();
@@ -34,6 +34,12 @@ pub struct Nested {
     pub is_stale: bool,
     /// The guest-page fault that L1 was told of last, until it enters L2 again.
     pub reflected: Option<Refused>,
+    /// The memory that L1 shares with Gnomon by the SBI extension NACL, if it does.
+    pub shared: Option<Addr<Gpa>>,
+    /// L1 has not been told there of the last exit.
+    pub owes: bool,
+    /// `hstatus` is still to be swapped there, if L1 wants that.
+    pub swaps: bool,
     /// The roots that L1's values of `hgatp` have led to.
     pub views: Views<L2Gpa>,
     /// L1's fences by address of all VMIDs.
@@ -100,6 +106,9 @@ impl Nested {
             root_of: 0,
             is_stale: false,
             reflected: None,
+            shared: None,
+            owes: false,
+            swaps: false,
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
         }
@@ -113,7 +122,7 @@ impl Nested {
         self.csrs = HypervisorCsrs::default();
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
         self.runs_l2 = false;
-        self.reflected = None;
+        (self.reflected, self.shared, self.owes, self.swaps) = (None, None, false, false);
     }
 
     /// Returns the world that runs.
