@@ -4,7 +4,7 @@ use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::two_stage::access_fault;
-use rv::csr::status;
+use rv::csr::{hstatus, status};
 use rv::{Access, Mode, Trap};
 
 /// Delivers an exception to the guest. The guest goes on in its handler, wherever that is: user mode alone can
@@ -16,7 +16,18 @@ pub fn inject<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     run.context.pc = enter_trap(&mut regs, trap, run.context.pc, env.privilege());
     env.set_trap_regs(&regs);
     env.set_privilege(Mode::Supervisor);
+    if run.nested.is_some() {
+        nested_trap(run, env);
+    }
     Outcome::Resume
+}
+
+/// A hypervisor has taken a trap. As its virtualization mode was 0, `hstatus.SPV` is so then, and `hstatus.GVA`.
+#[cold]
+pub(super) fn nested_trap<E: Env>(run: &mut VcpuRun, env: &mut E) {
+    let Some(nested) = run.nested.as_deref_mut().filter(|nested| !nested.runs_l2) else { return };
+    nested.csrs.hstatus &= !(hstatus::SPV | hstatus::GVA);
+    env.set_world(run);
 }
 
 /// Answers an access to nothing, like a machine: with an access fault.

@@ -1,4 +1,4 @@
-//! A guest of this guest: VS mode behind a G-stage of four tables.
+//! A guest of this guest: VS mode behind a G-stage of its own.
 
 use core::sync::atomic::Ordering::Relaxed;
 use guests::paging::{AD, Page, leaf, page, pointer};
@@ -9,12 +9,14 @@ use metal::{csr, fence};
 use rv::csr::{atp, hstatus};
 use rv::{Mode, PteFlags};
 
-/// Where the guest's code is, for itself.
+/// The guest's address of its code.
 pub const CODE: u64 = 0x8000_0000;
-/// A page of data, for itself.
+/// The guest's address of a page of data.
 pub const DATA: u64 = CODE + 0x1000;
+/// An address of the guest's where nothing is.
+pub const HOLE: u64 = CODE + 0x5000;
 
-/// Rights of a page of the guest's.
+/// All rights of a page of the guest's.
 pub const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X).union(PteFlags::U).union(AD);
 
 /// A G-stage in the format Sv39x4.
@@ -22,16 +24,14 @@ pub struct Stage {
     root: &'static [Page],
     mega: &'static Page,
     small: &'static Page,
-    /// The VMID.
-    pub vmid: u64,
+    vmid: u64,
 }
 
 impl Stage {
-    /// One that maps the GiB from [`CODE`] on by two more tables, the first 2 MiB of it by pages.
+    /// One that maps nothing. Of the GiB from [`CODE`] on, the first 2 MiB have entries for pages.
     pub fn new(vmid: u64) -> Self {
-        let root = ram::pages(4);
-        let stage = Self { root, mega: page(), small: page(), vmid };
-        root[0].0[(CODE >> 30) as usize].store(pointer(stage.mega.address()), Relaxed);
+        let stage = Self { root: ram::pages(4), mega: page(), small: page(), vmid };
+        stage.root[0].0[(CODE >> 30) as usize].store(pointer(stage.mega.address()), Relaxed);
         stage.mega.0[0].store(pointer(stage.small.address()), Relaxed);
         stage
     }
@@ -41,10 +41,42 @@ impl Stage {
         self.small.0[(at >> 12 & 511) as usize].store(leaf(to, flags), Relaxed);
     }
 
+    /// Maps 2 MiB. No fence.
+    pub fn map_mega(&self, at: u64, to: u64, flags: PteFlags) {
+        self.mega.0[(at >> 21 & 511) as usize].store(leaf(to, flags), Relaxed);
+    }
+
+    /// The same tables with another VMID.
+    pub const fn with_vmid(&self, vmid: u64) -> Self {
+        Self { vmid, ..*self }
+    }
+
     /// Its `hgatp`.
     pub fn hgatp(&self) -> u64 {
         8 << atp::MODE_SHIFT | self.vmid << atp::ID_SHIFT | self.root[0].address() >> 12
     }
+
+    /// Makes this hart run guests by it.
+    pub fn enter(&self) {
+        self.switch();
+        fence::gvma_all();
+    }
+
+    /// Does so without a fence.
+    pub fn switch(&self) {
+        // SAFETY: concerns guests only.
+        unsafe { csr::hgatp::write(self.hgatp()) };
+    }
+}
+
+/// A stage that maps a page with that code at [`CODE`], and one with data at [`DATA`], which is returned.
+pub fn machine(code: &[u8], vmid: u64) -> (Stage, &'static Page) {
+    let (text, data, stage) = (page(), page(), Stage::new(vmid));
+    text.fill(code);
+    stage.map(CODE, text.address(), ALL);
+    stage.map(DATA, data.address(), ALL);
+    stage.enter();
+    (stage, data)
 }
 
 /// Runs the guest until its next trap to here.
@@ -54,9 +86,40 @@ pub fn run(user: &mut User, mode: Mode) -> Trap {
     user.run_in(mode)
 }
 
-/// Makes this hart run guests by that stage.
-pub fn enter(stage: &Stage) {
-    // SAFETY: concerns guests only.
-    unsafe { csr::hgatp::write(stage.hgatp()) };
-    fence::gvma_all();
+/// Runs that code in a machine of its own until its first trap to here.
+pub fn run_once(code: &[u8], mode: Mode) -> Trap {
+    let _ = machine(code, 7);
+    run(&mut User::at(CODE), mode)
+}
+
+/// Code of guests, which runs wherever it is put: a function for each that returns its bytes.
+#[macro_export]
+macro_rules! code {
+    ($($name:ident: $($insn:literal),+;)*) => {$(
+        core::arch::global_asm!(
+            ".section .rodata.guest_code, \"a\"",
+            ".balign 64",
+            ".option push",
+            ".option arch, +h, +svinval, +f, +d",
+            ".option norelax",
+            concat!("guest_code_", stringify!($name), ":"),
+            $($insn,)*
+            concat!("guest_code_", stringify!($name), "_end:"),
+            ".option pop",
+        );
+
+        fn $name() -> &'static [u8] {
+            unsafe extern "C" {
+                #[link_name = concat!("guest_code_", stringify!($name))]
+                static START: u8;
+                #[link_name = concat!("guest_code_", stringify!($name), "_end")]
+                static END: u8;
+            }
+            // SAFETY: both symbols are of one section, the end behind the start.
+            unsafe {
+                let bytes = (&raw const END).byte_offset_from(&raw const START) as usize;
+                core::slice::from_raw_parts(&raw const START, bytes)
+            }
+        }
+    )*};
 }

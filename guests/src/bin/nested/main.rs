@@ -1,106 +1,85 @@
-//! A hypervisor that goes through the H extension, one feature at a time: CSRs, entries, traps, fences, accesses to its guest's memory.
+//! A hypervisor that goes through the H extension, one feature at a time: CSRs, entries, traps, delegation, interrupts, fences, accesses to its
+//! guest's memory.
 #![no_std]
 #![no_main]
-#![expect(unsafe_code, reason = "hypervisor CSRs")]
+#![expect(unsafe_code, reason = "hypervisor CSRs and instructions")]
 
 mod guest;
+mod interrupts;
+mod memory;
+mod traps;
 
-use core::sync::atomic::Ordering::Relaxed;
-use guest::{ALL, CODE, DATA, Stage};
-use guests::paging::page;
-use guests::user::User;
 use guests::{Check, board, ensure, ensure_eq, run};
 use metal::csr;
-use rv::Mode;
 use rv::csr::hstatus;
 
 guests::entry_point!(main);
 
 fn main() {
-    ensure_hypervisor();
+    assert!(board().has("h"), "the device tree does not tell of the H extension");
     run("nested/csrs", csrs);
-    run("nested/call", call);
-    run("nested/faults", faults);
+    traps::run_all();
+    memory::run_all();
+    interrupts::run_all();
 }
 
-fn ensure_hypervisor() {
-    assert!(board().has("h"), "the device tree does not tell of the H extension");
+/// Puts the extension into the state in which most checks begin: nothing is delegated, nothing is pending.
+fn reset() {
+    // SAFETY: no guest runs.
+    unsafe {
+        csr::hstatus::write(0);
+        csr::hedeleg::write(0);
+        csr::hideleg::write(0);
+        csr::hvip::write(0);
+        csr::hie::write(0);
+        csr::vsie::write(0);
+        csr::vsstatus::write(0);
+        csr::vsatp::write(0);
+        csr::henvcfg::write(0);
+        csr::htimedelta::write(0);
+        if board().has("sstc") {
+            // QEMU's raises its interrupt whether or not henvcfg.STCE is set.
+            csr::vstimecmp::write(u64::MAX);
+        }
+    }
 }
 
 /// Fields that can be written, and fields that cannot.
 fn csrs() -> Check {
+    reset();
     // SAFETY: no guest runs, and each is written again before one does.
     unsafe {
         csr::hedeleg::write(u64::MAX);
         ensure_eq!(csr::hedeleg::read() & 0xf0_0e00, 0, "hedeleg, bits that are read-only 0");
-        csr::hedeleg::write(0);
+        ensure_eq!(csr::hedeleg::read() & 0xb1fd, 0xb1fd, "hedeleg, bits that can be set");
         csr::hideleg::write(0x444);
         ensure_eq!(csr::hideleg::read() & 0x444, 0x444, "hideleg");
-        csr::hideleg::write(0);
         csr::hstatus::write(hstatus::SPVP | hstatus::VTVM | hstatus::VTW | hstatus::VTSR);
-        ensure_eq!(csr::hstatus::read() >> 32 & 3, 2, "hstatus.VSXL");
-        csr::hstatus::write(0);
+        let status = csr::hstatus::read();
+        ensure_eq!(status >> 32 & 3, 2, "hstatus.VSXL");
+        ensure_eq!(status & (hstatus::VTVM | hstatus::VTW | hstatus::VTSR), 0x70_0000, "what traps");
         csr::vsscratch::write(0x1234_5678_9abc_def0);
         ensure_eq!(csr::vsscratch::read(), 0x1234_5678_9abc_def0, "vsscratch");
-        csr::vsepc::write(u64::MAX);
-        ensure_eq!(csr::vsepc::read() & 1, 0, "vsepc, bit 0");
-        csr::htval::write(0);
-        csr::hvip::write(0x444);
-        ensure_eq!(csr::hvip::read(), 0x444, "hvip");
+        csr::vsepc::write(u64::MAX - 1);
+        ensure_eq!(csr::vsepc::read(), u64::MAX - 1, "vsepc");
+        csr::hvip::write(u64::MAX);
+        ensure_eq!(csr::hvip::read() & 0xfff, 0x444, "hvip");
         ensure_eq!(csr::hip::read() & 0x444, 0x444, "hip");
-        csr::hvip::write(0);
+        ensure_eq!(csr::vsip::read() & 0x222, 0x222, "vsip, of what is delegated");
+        csr::vsip::write(0);
+        ensure_eq!(csr::hvip::read() & 0x444, 0x440, "hvip, after vsip.SSIP was cleared");
+        csr::hideleg::write(0);
+        ensure_eq!(csr::vsip::read() & 0x222, 0, "vsip, of what is not delegated");
+        csr::hie::write(0x444);
+        ensure_eq!(csr::vsie::read() & 0x222, 0, "vsie, of what is not delegated");
+        csr::hideleg::write(0x444);
+        ensure_eq!(csr::vsie::read() & 0x222, 0x222, "vsie, a view of hie");
+        csr::hgatp::write(8 << 60 | 0x1234);
+        ensure_eq!(csr::hgatp::read(), 8 << 60 | 0x1234, "hgatp");
+        csr::hgatp::write(5 << 60 | 0x4321);
+        ensure!(csr::hgatp::read() >> 60 != 5, "hgatp takes a reserved MODE");
+        csr::hgatp::write(0);
     }
-    Ok(())
-}
-
-/// A page with code at [`CODE`], one with data at [`DATA`], and a stage that maps them.
-fn machine(code: &[u32], vmid: u64) -> (Stage, &'static guests::paging::Page) {
-    let (text, data) = (page(), page());
-    let stage = Stage::new(vmid);
-    let mut bytes = [0; 256];
-    for (slot, insn) in bytes.chunks_mut(4).zip(code) {
-        slot.copy_from_slice(&insn.to_le_bytes());
-    }
-    text.fill(&bytes);
-    stage.map(CODE, text.address(), ALL);
-    stage.map(DATA, data.address(), ALL);
-    (stage, data)
-}
-
-/// `addi a0, a0, 1; ecall; j .-8`
-const CALLS: [u32; 3] = [0x0015_0513, 0x0000_0073, 0xff9f_f06f];
-
-fn call() -> Check {
-    let (stage, _) = machine(&CALLS, 1);
-    guest::enter(&stage);
-    let mut user = User::at(CODE);
-    for n in 1..10 {
-        let trap = guest::run(&mut user, Mode::Supervisor);
-        ensure_eq!((trap.cause, trap.epc, user.x[10]), (10, CODE + 4, n), "cause, epc and a0 of a call");
-        let status = csr::hstatus::read();
-        ensure!(status & (hstatus::SPV | hstatus::SPVP) == hstatus::SPV | hstatus::SPVP, "hstatus {status:#x}");
-        user.pc += 4;
-    }
-    let trap = guest::run(&mut user, Mode::User);
-    ensure_eq!((trap.cause, csr::hstatus::read() & hstatus::SPVP), (8, 0), "cause and SPVP of a call from VU mode");
-    Ok(())
-}
-
-/// `ld a0, (a1); sd a0, 8(a1); ecall`
-const COPIES: [u32; 3] = [0x0005_b503, 0x00a5_b423, 0x0000_0073];
-
-fn faults() -> Check {
-    let (stage, data) = machine(&COPIES, 2);
-    data.0[0].store(77, Relaxed);
-    guest::enter(&stage);
-    let mut user = User::at(CODE);
-    user.x[11] = DATA + 0x5000;
-    let trap = guest::run(&mut user, Mode::Supervisor);
-    ensure_eq!((trap.cause, trap.tval), (21, DATA + 0x5000), "cause and stval of a load from a hole");
-    ensure_eq!(csr::htval::read(), (DATA + 0x5000) >> 2, "htval");
-    ensure!(csr::hstatus::read() & hstatus::GVA != 0, "hstatus.GVA");
-    user.x[11] = DATA;
-    let trap = guest::run(&mut user, Mode::Supervisor);
-    ensure_eq!((trap.cause, user.x[10], data.0[1].load(Relaxed)), (10, 77, 77), "cause, a0, and the copy");
+    reset();
     Ok(())
 }

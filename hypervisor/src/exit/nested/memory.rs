@@ -1,6 +1,6 @@
 //! L2's guest-page faults, and L1's accesses to L2's memory.
 
-use super::world::{Reflected, leave_spv, own_or_reflect, reflect};
+use super::world::{Reflected, own_or_reflect, reflect};
 use super::state;
 use crate::exit::inject::inject;
 use crate::exit::memory::wait_for_memory;
@@ -147,7 +147,6 @@ fn reached<E: Env>(
 /// Gives L1 the trap of its own access to L2's memory: its V was 0, and the address is a guest virtual one.
 fn refused<E: Env>(run: &mut VcpuRun, trap: &Trap, env: &mut E) -> Outcome {
     let outcome = inject(run, trap, env);
-    leave_spv(run, env);
     let csrs = &mut state(run).csrs;
     csrs.hstatus |= hstatus::GVA;
     (csrs.htval, csrs.htinst) = (trap.tval2, trap.tinst);

@@ -2,7 +2,7 @@
 
 use super::{nacl, state};
 use crate::device::offer::GuestTimer;
-use crate::exit::inject::{enter_at, inject};
+use crate::exit::inject::{enter_at, inject, nested_trap};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::nested;
@@ -182,12 +182,5 @@ pub fn interrupt<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     run.context.pc = enter_at(&mut regs, (cause, 0), pc, from);
     env.set_trap_regs(&regs);
     env.set_privilege(Mode::Supervisor);
-    leave_spv(run, env);
-}
-
-/// L1 has taken a trap: as its V was 0, so is `hstatus.SPV`, and `hstatus.GVA`.
-pub(super) fn leave_spv<E: Env>(run: &mut VcpuRun, env: &mut E) {
-    let csrs = &mut state(run).csrs;
-    csrs.hstatus &= !(hstatus::SPV | hstatus::GVA);
-    env.set_world(run);
+    nested_trap(run, env);
 }
