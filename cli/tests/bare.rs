@@ -3,7 +3,7 @@
 use dtoolkit::Node;
 use dtoolkit::fdt::Fdt;
 use gnomon::host::size::Size;
-use gnomon::machine::board::Clock;
+use gnomon::machine::board::{Clock, HExtension};
 use gnomon::machine::confine;
 use gnomon::subject::bare::{BareSpec, few_devices};
 use std::fs;
@@ -21,6 +21,7 @@ fn few_devices_are_those_that_guests_have() {
         harts: 1,
         memory: Size(64 << 20),
         clock: Clock::Instructions,
+        h: HExtension::Absent,
     };
     let (machine, tree) = few_devices(spec.machine()).expect("a tree");
     assert!(machine.extra.contains(&tree.path().display().to_string()), "{:?}", machine.extra);

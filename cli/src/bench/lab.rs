@@ -9,7 +9,7 @@ use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::host::size::Size;
 use crate::host::words::sha256;
-use crate::machine::board::{Clock, Seat};
+use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{Disk, DiskSpec, Snapshot, Use};
 use crate::machine::meter::{MeterSpec, Metered};
 use crate::machine::net::Network;
@@ -384,7 +384,8 @@ impl Lab {
         };
         match subject {
             Subject::Native => {
-                let mut machine = BareSpec { kernel, initrd, append, harts: processors.harts, memory, clock }.machine();
+                let (harts, h) = (processors.harts, HExtension::Absent);
+                let mut machine = BareSpec { kernel, initrd, append, harts, memory, clock, h }.machine();
                 machine.disks.extend(disk);
                 machine.net = has_net.then(Network::of_one_guest);
                 if has_few_devices {

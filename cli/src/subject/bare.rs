@@ -35,15 +35,15 @@ pub struct BareSpec {
     pub memory: Size,
     /// The machine's time.
     pub clock: Clock,
+    /// The harts' H extension. A guest sees what a guest of Gnomon sees, which mostly has none.
+    pub h: HExtension,
 }
 
 impl BareSpec {
     /// The machine.
     #[must_use]
     pub fn machine(&self) -> MachineSpec {
-        let Self { kernel, initrd, append, harts, memory, clock } = self.clone();
-        // A guest sees what a guest of Gnomon sees: harts without H.
-        let h = HExtension::Absent;
+        let Self { kernel, initrd, append, harts, memory, clock, h } = self.clone();
         let boot = Boot::Bare { kernel, initrd, append };
         let (meter, swap, net) = (None, None, None);
         MachineSpec {

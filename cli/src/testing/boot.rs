@@ -14,12 +14,13 @@ use crate::guest::debian::{Files, Software};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
 use crate::host::build::{self, BuildError};
+use crate::host::place::Unnamed;
 use crate::host::size::Size;
-use crate::machine::board::{Clock, Seat};
+use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::Metered;
 use crate::machine::process::{Machine, Next, Stopped};
-use crate::machine::qemu::MachineSpec;
+use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
 use crate::machine::swap::SwapSpec;
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
@@ -256,6 +257,10 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     for place in at_once..files.len() {
         files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
+    let kvm = if test.kvm { Some(under_kvm(case, programs)?) } else { None };
+    if let Some((file, _)) = &kvm {
+        files = vec![VmFile { name: files[0].name.clone(), ..file.clone() }];
+    }
     let metering = Metering::of(test)?;
     let swap = test.swap.map(swap_file).transpose()?;
     let disks = test.disk.map(|_| run_dir()).transpose()?;
@@ -293,7 +298,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let mut spec = RunSpec {
         snapshot: if roots.is_some() || test.image.is_some() { Snapshot::Yes } else { Snapshot::No },
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
-        exec: test.exec.clone().filter(|_| own_initrd.is_none()),
+        exec: test.exec.clone().filter(|_| own_initrd.is_none() && !test.kvm),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
         ..machine(case, seat, files)
@@ -307,6 +312,28 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     // A test guest leaves no files.
     shares.filter(|_| test.guest.is_none()).map_or(Ok(()), shared::Folders::check)?;
     Ok(transcript)
+}
+
+/// A VM on Gnomon that is a hypervisor: Linux with KVM, which runs the test's guest. The file has to live as long as the VM is prepared.
+fn under_kvm(case: &Case, programs: &Programs) -> miette::Result<(VmFile, Unnamed)> {
+    let test = &case.test;
+    let Load { kernel, initrd, append } = load(test, programs)?;
+    let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
+    let (memory, vcpus) = (test.memory, case.vcpus());
+    let guest = KvmGuest { kernel, initrd: initrd_path, append, memory, vcpus, disk: None, net: None };
+    let (machine, file) = KvmHost::provide()?.machine(&guest, Thp::Never)?;
+    let Boot::Bare { kernel, initrd, append } = machine.boot else {
+        return Err(miette!("the host of KVM boots by itself"));
+    };
+    let vm = VmFile {
+        memory: Some(machine.memory),
+        kernel: Some(Kernel::File(kernel)),
+        initrd: initrd.map(Initrd::File),
+        append: Some(append),
+        nested: Some(true),
+        ..vm_file(case, None, case.variant.mmu)
+    };
+    Ok((vm, file))
 }
 
 /// A file to page to, which is there until its directory is dropped.
@@ -345,7 +372,8 @@ fn on_bare(case: &Case, programs: &Programs) -> miette::Result<Transcript> {
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let (harts, memory, clock) = (case.harts, test.memory, clock(test));
-    follow_elsewhere(case, BareSpec { kernel, initrd: initrd_path, append, harts, memory, clock }.machine())
+    let h = if test.nested { HExtension::Present } else { HExtension::Absent };
+    follow_elsewhere(case, BareSpec { kernel, initrd: initrd_path, append, harts, memory, clock, h }.machine())
 }
 
 fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcript> {

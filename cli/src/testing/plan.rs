@@ -61,6 +61,9 @@ pub struct BootTest {
     /// Set if each VM may be a hypervisor.
     #[serde(default)]
     pub nested: bool,
+    /// Set if the VM is Linux with KVM, which runs the guest or kernel.
+    #[serde(default)]
+    pub kvm: bool,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
@@ -353,6 +356,9 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
         () if is_elsewhere && test.expect.end == End::Killed => Err("Gnomon alone stops a guest"),
+        () if test.kvm && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
+            Err("`kvm` is for one VM, on Gnomon")
+        }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {
             Err("under KVM there are one hart and one vCPU")
         }

@@ -366,9 +366,8 @@ mod tests {
     #[test]
     fn encodings() {
         let fence = |kind, rs1, rs2| System::Fence(FenceInsn { kind, rs1, rs2 });
-        let load = |width, is_signed, is_fetch| {
-            System::GuestLoad(GuestLoad { rd: 10, rs1: 10, width, is_signed, is_fetch })
-        };
+        let load =
+            |width, is_signed, is_fetch| System::GuestLoad(GuestLoad { rd: 10, rs1: 10, width, is_signed, is_fetch });
         let csr = |csr, rd, rs1, is_immediate, op| System::Csr(CsrInsn { csr, rd, rs1, is_immediate, op });
         for (insn, expected) in [
             (0x0000_0073, System::Ecall),

@@ -66,6 +66,10 @@ fn look_for_each<E: Env>(g: &Gnomon, run: &mut VcpuRun, (now, interval): (u64, u
 }
 
 fn stuck<E: Env>(run: &VcpuRun, env: &mut E) -> Option<Stuck> {
+    if run.runs_l2() {
+        // Its hypervisor goes on.
+        return None;
+    }
     let trap = env.trap_regs();
     let handler = trap.vstvec & !3;
     let is_fetch_fault = [Exception::FetchPage.code(), Exception::FetchAccess.code()].contains(&trap.vscause);

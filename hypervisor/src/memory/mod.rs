@@ -3,8 +3,8 @@
 
 mod adaptive;
 mod coalescing;
-mod engine;
 pub(crate) mod edits;
+mod engine;
 pub(crate) mod nested;
 mod paging;
 mod promote;

@@ -16,8 +16,8 @@ use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use mmu::frames::Frames;
-use mmu::ids::IdSlot;
 use mmu::gstage::Ready;
+use mmu::ids::IdSlot;
 use mmu::shadow::{Answer, Config, Forget, GuestFence, Lists, Paging, Shadow, Upkeep};
 use mmu::two_stage::access_fault;
 use mmu::walk::{self, AdPolicy, ReadPte, Reason, UpdatePte};
@@ -91,9 +91,8 @@ pub(crate) fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Resu
         return Ok(true);
     }
     let Nested { root: present, views, log, .. } = nested;
-    let attached = with_memory::<L2Gpa, _, _>(g, vm, ready, env, |engine, host| {
-        engine.attach(present, what, views, log, host)
-    });
+    let attached =
+        with_memory::<L2Gpa, _, _>(g, vm, ready, env, |engine, host| engine.attach(present, what, views, log, host));
     match attached {
         Ok(Some(loaded)) => {
             nested.root_of = hgatp;
@@ -165,9 +164,13 @@ pub(crate) fn fill<E: Env>(g: &Gnomon, run: &mut VcpuRun, (at, request): (Addr<L
     let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
     let Some(root) = nested.root else { return };
     let (frames, mut mem, vm) = (&g.harts[env.hart()].frames, env.mem(), Arc::clone(vm));
-    let answer = lend::<L2Gpa, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |engine, host| {
-        engine.fault(&root, at, &request.at_g_stage(), host)
-    });
+    let answer = lend::<L2Gpa, _, _>(
+        (g, &vm, vm.memory.lock()),
+        (frames, &mut Ready::Nothing),
+        &mut mem,
+        env,
+        |engine, host| engine.fault(&root, at, &request.at_g_stage(), host),
+    );
     if let Some(Ok(Answer::Filled { forget, .. })) = answer {
         run.shared.counters.nested_filled.bump();
         if forget != Forget::Nothing {
@@ -219,7 +222,9 @@ pub(crate) fn translate<E: Env>(
 ) -> Result<Addr<Hpa>, Failed> {
     let Some(nested) = &run.nested else { unreachable!("it has no H extension") };
     let guard = run.vm.memory.lock();
-    let Some(memory) = guard.as_ref() else { return Err(Failed::Trap(Trap::new(access_fault(request.access), gva.raw()))) };
+    let Some(memory) = guard.as_ref() else {
+        return Err(Failed::Trap(Trap::new(access_fault(request.access), gva.raw())));
+    };
     let mem = &mut env.mem();
     let ad = ad(&run.vm);
     let mut walker = Walker { space: &memory.space, hgatp: Hgatp::decode(nested.csrs.hgatp), ad, mem };
@@ -227,7 +232,7 @@ pub(crate) fn translate<E: Env>(
     let at = match Satp::decode(vsatp).table() {
         None => Addr::new(gva.raw()),
         Some((format, root)) => {
-            // norm:henvcfg-adue_op: VS-stage A and D are set for L2 as L1 lets them be.
+            // (henvcfg.ADUE) VS-stage A and D are set for L2 as L1 lets them be.
             let is_set = nested.csrs.henvcfg & rv::csr::envcfg::ADUE != 0;
             let ad = if is_set { AdPolicy::Svadu } else { AdPolicy::Svade };
             let walked = walk::translate(format, root, gva, request, (CAPS, ad), &mut walker);

@@ -189,7 +189,7 @@ impl Translation {
         match self {
             TwoStage => {
                 nested::come(run, env);
-                if run.nested.as_ref().is_some_and(|nested| nested.runs_l2) {
+                if run.runs_l2() {
                     nested::load(run, env);
                 } else {
                     two_stage::load(run, env);

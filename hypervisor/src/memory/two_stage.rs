@@ -12,8 +12,8 @@ use abi::bundle::VmConfig;
 use alloc::format;
 use alloc::string::String;
 use mmu::frames::Frames;
-use mmu::ids::IdSlot;
 use mmu::gstage::{Filled, How, Images, Ready, Resolved, Unresolved, in_portions};
+use mmu::ids::IdSlot;
 use mmu::shadow::GuestFence;
 use rv::{Access, Addr, FenceScope, Gpa, Hpa, PAGE_BYTES};
 
@@ -79,7 +79,7 @@ pub(crate) fn load<E: Env>(run: &mut VcpuRun, env: &mut E) {
 
 /// Does one fence that another vCPU, or Gnomon, asked of the loaded one.
 pub(crate) fn fence<E: Env>(run: &mut VcpuRun, fence: &GuestFence, env: &mut E) {
-    if run.nested.as_ref().is_some_and(|nested| nested.runs_l2) {
+    if run.runs_l2() {
         // The hart has the VMID of its guest: by the one that it had itself it finds nothing again.
         run.vmid = IdSlot::new();
         return;

@@ -239,8 +239,17 @@ impl Env for Hart {
         let nested = run.nested.as_deref_mut().expect("it is a hypervisor");
         let next = nested.other;
         let VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval } = self.regs;
-        nested.other =
-            VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, vsatp: self.vsatp, vsie: self.vsie, hvip: self.lines, ..next };
+        nested.other = VsCsrs {
+            vsstatus,
+            vstvec,
+            vsepc,
+            vscause,
+            vstval,
+            vsatp: self.vsatp,
+            vsie: self.vsie,
+            hvip: self.lines,
+            ..next
+        };
         let VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, .. } = next;
         self.regs = VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval };
         (self.vsie, self.lines) = (next.vsie, next.hvip);

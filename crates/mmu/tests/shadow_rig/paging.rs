@@ -28,7 +28,8 @@ impl<S: Subject> Rig<S> {
         let mut at = start;
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
-            let returned = host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, host }.give_back(&spans));
+            let returned =
+                host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, host }.give_back(&spans));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }

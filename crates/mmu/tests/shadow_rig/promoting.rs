@@ -20,9 +20,12 @@ impl<S: Subject> Rig<S> {
     fn portion(&mut self) {
         let Some(mut promotion) = self.promoting.take() else { return };
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
-        let promoted =
-            host!(self, (&mut Ready::Nothing, budget), |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, host }
-                .promote(&mut promotion));
+        let promoted = host!(self, (&mut Ready::Nothing, budget), |shadow, host| mmu::Edits {
+            shadow: Some(shadow),
+            nested: None,
+            host
+        }
+        .promote(&mut promotion));
         match promoted {
             Promoted::More => self.promoting = Some(promotion),
             Promoted::Whole => {

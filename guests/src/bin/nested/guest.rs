@@ -46,7 +46,7 @@ impl Stage {
         self.mega.0[(at >> 21 & 511) as usize].store(leaf(to, flags), Relaxed);
     }
 
-    /// The same tables with another VMID.
+    /// Returns a stage of the same tables with another VMID.
     pub const fn with_vmid(&self, vmid: u64) -> Self {
         Self { vmid, ..*self }
     }

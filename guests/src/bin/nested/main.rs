@@ -7,7 +7,9 @@
 mod guest;
 mod interrupts;
 mod memory;
+mod nacl;
 mod traps;
+mod wild;
 
 use guests::{Check, board, ensure, ensure_eq, run};
 use metal::csr;
@@ -21,6 +23,8 @@ fn main() {
     traps::run_all();
     memory::run_all();
     interrupts::run_all();
+    nacl::run_all();
+    wild::run_all();
 }
 
 /// Puts the extension into the state in which most checks begin: nothing is delegated, nothing is pending.

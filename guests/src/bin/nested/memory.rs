@@ -97,7 +97,7 @@ fn stores() -> Check {
     Ok(())
 }
 
-/// What the guest reads at [`DATA`].
+/// Returns the word that the guest reads at [`DATA`].
 fn seen(user: &mut User) -> u64 {
     (user.pc, user.x[11]) = (CODE, DATA);
     let trap = run_guest(user, Mode::Supervisor);
@@ -181,7 +181,11 @@ fn rights() -> Check {
     ensure_eq!(cause(CODE, ALL), 10, "a store where all is allowed");
     ensure_eq!(cause(CODE, ALL.difference(PteFlags::W)), 23, "a store where W is clear");
     ensure_eq!(cause(CODE, ALL.difference(PteFlags::U)), 23, "a store where U is clear");
-    ensure_eq!(cause(CODE, PteFlags::X | PteFlags::U | PteFlags::A | PteFlags::D), 23, "a store where there is X alone");
+    ensure_eq!(
+        cause(CODE, PteFlags::X | PteFlags::U | PteFlags::A | PteFlags::D),
+        23,
+        "a store where there is X alone"
+    );
     let text = page();
     text.fill(jumps());
     stage.map(CODE + 0x2000, text.address(), ALL);

@@ -71,7 +71,11 @@ fn faults() -> Check {
     ensure_eq!((trap.cause, trap.tval), (23, DATA + 0x1000), "cause and stval of a store to a hole");
     (user.x[11], user.pc) = (DATA, CODE);
     let trap = run_guest(&mut user, Mode::Supervisor);
-    ensure_eq!((trap.cause, trap.tval, trap.epc), (20, HOLE + 4, HOLE + 4), "cause, stval, sepc of a fetch from a hole");
+    ensure_eq!(
+        (trap.cause, trap.tval, trap.epc),
+        (20, HOLE + 4, HOLE + 4),
+        "cause, stval, sepc of a fetch from a hole"
+    );
     ensure_eq!(csr::htval::read(), (HOLE + 4) >> 2, "htval of a fetch");
     ensure_eq!((user.x[10], data.0[1].load(Relaxed)), (77, 77), "a0, and the copy");
     Ok(())
@@ -119,7 +123,11 @@ fn delegation() -> Check {
     for mode in [Mode::Supervisor, Mode::User] {
         user.pc = CODE;
         let trap = run_guest(&mut user, mode);
-        ensure_eq!((trap.cause, user.x[10], user.x[11]), (10, 3, CODE), "a breakpoint that is delegated, from {mode:?}");
+        ensure_eq!(
+            (trap.cause, user.x[10], user.x[11]),
+            (10, 3, CODE),
+            "a breakpoint that is delegated, from {mode:?}"
+        );
         ensure_eq!((csr::vscause::read(), csr::vsepc::read()), (3, CODE), "vscause and vsepc");
         ensure_eq!(csr::vsstatus::read() & status::SPP != 0, mode == Mode::Supervisor, "vsstatus.SPP");
     }
@@ -151,13 +159,17 @@ fn virtual_instructions() -> Check {
     Ok(())
 }
 
-/// What this hypervisor's own user mode may not.
+/// Instructions that this hypervisor's own user mode may not execute.
 fn user_mode() -> Check {
     reset();
     let code = page();
     code.fill(reads_hstatus());
     let trap = User::at(code.address()).run();
-    ensure_eq!((trap.cause, csr::hstatus::read() & hstatus::SPV), (ILLEGAL, 0), "cause and SPV of csrr hstatus in U mode");
+    ensure_eq!(
+        (trap.cause, csr::hstatus::read() & hstatus::SPV),
+        (ILLEGAL, 0),
+        "cause and SPV of csrr hstatus in U mode"
+    );
     // hlv.d a0, (a0), unless hstatus.HU.
     code.fill(&0x6c05_4573_u32.to_le_bytes());
     let trap = User::at(code.address()).run();

@@ -14,6 +14,7 @@ mod memory;
 pub(super) mod nacl;
 mod world;
 
+pub use instruction::fence_all;
 pub(super) use instruction::instruction;
 pub use nacl::settle;
 pub use world::interrupt;
@@ -58,7 +59,8 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         Cause::Exception(exception) => world::own_or_reflect(g, run, Reflected::of(exception, &exit), env),
         cause @ (Cause::Interrupt(_) | Cause::Unknown(_)) => Outcome::kill(alloc::format!(
             "vCPU {} trapped with {cause:?} at {:#x} in its guest's guest, which Gnomon does not know how to handle",
-            run.shared.id, run.context.pc
+            run.shared.id,
+            run.context.pc
         )),
     }
 }

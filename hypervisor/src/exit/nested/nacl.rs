@@ -135,15 +135,26 @@ fn with<E: Env, T>(
     run.vm.with_page(g, (at, Access::Store), &mut run.ready, env, act)
 }
 
-/// Writes all CSRs to the shared memory, if there is any.
+/// The place of the bit that says whether L1 has written a CSR: its word in the page, and the bit.
+fn written_bit(page: Addr<Hpa>, csr: u16) -> (Addr<Hpa>, u64) {
+    (page.wrapping_add(WRITTEN_AT + index(csr) / 64 * 8), 1 << (index(csr) % 64))
+}
+
+/// Writes all CSRs to the shared memory, if there is any, except those that L1 has written there and that are still to be taken up.
 fn publish<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
     let time = run.vm.guest_time(env.now());
     let Nested { shared: Some(at), .. } = *state(run) else { return Ok(()) };
     let limits = limits(g, run.vm.svadu, time);
     let nested = &*state(run);
     let values = CSRS.map(|csr| nested.read(csr, &limits).unwrap_or(0));
+    let keeps = with(g, run, at, env, |page, mem| {
+        CSRS.map(|csr| {
+            let (word, bit) = written_bit(page, csr);
+            mem.read_u64(word) & bit != 0
+        })
+    })?;
     with(g, run, at.wrapping_add(CSRS_AT), env, |page, mem| {
-        for (csr, value) in CSRS.into_iter().zip(values) {
+        for ((csr, value), _) in CSRS.into_iter().zip(values).zip(keeps).filter(|(_, keeps)| !keeps) {
             mem.write_u64(page.wrapping_add(8 * index(csr)), value);
         }
     })
@@ -222,7 +233,7 @@ fn sync_csrs<E: Env>(
     let written = with(g, run, at, env, |page, mem| {
         let mut written = [false; CSRS.len()];
         for (csr, written) in CSRS.iter().zip(&mut written).filter(|(csr, _)| is_meant(csr)) {
-            let (word, bit) = (page.wrapping_add(WRITTEN_AT + index(*csr) / 64 * 8), 1 << (index(*csr) % 64));
+            let (word, bit) = written_bit(page, *csr);
             let old = mem.read_u64(word);
             *written = old & bit != 0 && mem.compare_exchange_u64(word, old, old & !bit).is_ok();
         }
@@ -292,7 +303,8 @@ fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }:
     }
     // Odd kinds are of all addresses.
     let bytes = if order < 64 { count.checked_shl(order as u32) } else { None };
-    let pages = bytes.map(|bytes| bytes.div_ceil(PAGE_BYTES)).filter(|pages| kind & 1 == 0 && (1..=MOST).contains(pages));
+    let pages =
+        bytes.map(|bytes| bytes.div_ceil(PAGE_BYTES)).filter(|pages| kind & 1 == 0 && (1..=MOST).contains(pages));
     match pages {
         Some(pages) => {
             let start = first.wrapping_shl(order as u32);

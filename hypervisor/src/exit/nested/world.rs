@@ -9,7 +9,7 @@ use crate::memory::nested;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::vcpu::nested::{Refused, VS_INTERRUPTS};
-use rv::csr::{hstatus, status};
+use rv::csr::{envcfg, hstatus, status};
 use rv::{Exception, Exit, Interrupt, Mode, Trap};
 
 const INTERRUPT: u64 = 1 << 63;
@@ -81,6 +81,13 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
     let state = state(run);
     state.csrs.hstatus &= !hstatus::SPV;
     state.other.vsie = (state.csrs.hie & state.csrs.hideleg) >> 1;
+    state.kept = (state.other.hvip, state.other.vstimecmp);
+    if state.csrs.henvcfg & envcfg::STCE == 0 {
+        // L2 has no comparator. That of the hart raises its timer interrupt where L1 does so: QEMU 10.0 with Sstc does not let M mode
+        // write hvip.VSTIP.
+        let is_raised = state.other.hvip & Interrupt::VsTimer.bit() != 0;
+        state.other.vstimecmp = if is_raised { 0 } else { u64::MAX };
+    }
     state.runs_l2 = true;
     env.change_world(run);
     env.set_privilege(mode);
@@ -110,6 +117,12 @@ fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     state.runs_l2 = false;
     env.change_world(run);
     let state = super::state(run);
+    // Of its lines, L2 can change VSSIP only.
+    let (own, (hvip, vstimecmp)) = (Interrupt::VsSoft.bit(), state.kept);
+    state.other.hvip = state.other.hvip & own | hvip & !own;
+    if state.csrs.henvcfg & envcfg::STCE == 0 {
+        state.other.vstimecmp = vstimecmp;
+    }
     let (delegated, csrs) = (state.csrs.hideleg, &mut state.csrs);
     csrs.hie = csrs.hie & !delegated | state.other.vsie << 1 & delegated;
     if g.offer.timer == GuestTimer::Sstc {

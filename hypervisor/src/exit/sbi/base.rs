@@ -33,7 +33,8 @@ pub(super) fn call(function: usize, argument: u64, is_hypervisor: bool) -> Reply
         base::GET_SBI_IMPL_VERSION => Ok(IMPLEMENTATION_VERSION),
         base::PROBE_EXTENSION => {
             let wanted = argument as usize;
-            let found = OFFERED.contains(&wanted) || LEGACY.contains(&wanted) || is_hypervisor && wanted == nacl::EID_NACL;
+            let found =
+                OFFERED.contains(&wanted) || LEGACY.contains(&wanted) || is_hypervisor && wanted == nacl::EID_NACL;
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
         }
         // Zero says "not implemented" for each of the three. A guest never learns the host's: some

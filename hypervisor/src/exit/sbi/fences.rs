@@ -14,23 +14,30 @@ use sbi_spec::rfnc;
 
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
     let [mask, base, start, size, asid, _] = args;
-    let fence = match function {
-        rfnc::REMOTE_FENCE_I => None,
-        rfnc::REMOTE_SFENCE_VMA => Some(GuestFence { range: range(start, size), asid: None }),
-        rfnc::REMOTE_SFENCE_VMA_ASID => Some(GuestFence { range: range(start, size), asid: Some(Asid(asid as u16)) }),
-        // The guest's machine has no H extension.
+    let (mut requests, mut fence) = (request::FENCES, None);
+    match function {
+        rfnc::REMOTE_FENCE_I => requests = request::FENCE_I,
+        rfnc::REMOTE_SFENCE_VMA => fence = Some(GuestFence { range: range(start, size), asid: None }),
+        rfnc::REMOTE_SFENCE_VMA_ASID => {
+            fence = Some(GuestFence { range: range(start, size), asid: Some(Asid(asid as u16)) });
+        }
+        // Whatever they are about, they become one of everything.
+        rfnc::REMOTE_HFENCE_GVMA_VMID
+        | rfnc::REMOTE_HFENCE_GVMA
+        | rfnc::REMOTE_HFENCE_VVMA_ASID
+        | rfnc::REMOTE_HFENCE_VVMA
+            if run.nested.is_some() =>
+        {
+            requests = request::HFENCES;
+        }
         _ => return Err(Error::NotSupported),
-    };
+    }
     let mut on_harts = 0u64;
     for vcpu in targets(run, mask, base)? {
         run.shared.counters.fences_remote.bump();
-        let requests = match fence {
-            None => request::FENCE_I,
-            Some(fence) => {
-                vcpu.fences.lock().push(fence);
-                request::FENCES
-            }
-        };
+        if let Some(fence) = fence {
+            vcpu.fences.lock().push(fence);
+        }
         vcpu.posted.fetch_or(requests, Ordering::SeqCst);
         let is_urgent = fence.is_none_or(|fence| run.vm.translation.is_urgent(&vcpu, &fence));
         let hart = vcpu.hart.load(Ordering::SeqCst);

@@ -128,7 +128,9 @@ pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut 
 /// Handles a call of the base extension, if it has that function.
 #[inline(always)]
 pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
-    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], run.nested.is_some()) else { return Brief::NO };
+    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], run.nested.is_some()) else {
+        return Brief::NO;
+    };
     run.shared.counters.sbi_base.bump();
     over(run, value)
 }

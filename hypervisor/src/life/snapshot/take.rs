@@ -54,6 +54,9 @@ fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<save::Saving> {
     if vm.breaks.is_on() {
         return refuse("a debugger is attached to it");
     }
+    if vm.config.nested {
+        return refuse("it has the H extension, and snapshots do not hold that: start it without nested");
+    }
     // No lock is held while the VM is paused.
     let is_given_out = vm.savings.lock().now.as_ref().map(|saving| saving.state.is_some());
     match is_given_out {

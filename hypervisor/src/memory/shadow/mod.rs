@@ -128,7 +128,12 @@ pub(crate) fn build(
 }
 
 /// Takes the VM's memory away. None of its vCPUs is on a hart.
-pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, Memory { space, shadow, nested: _ }: Memory, env: &mut E) -> Remains {
+pub(crate) fn tear_down<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    Memory { space, shadow, nested: _ }: Memory,
+    env: &mut E,
+) -> Remains {
     let mut past = vm.past.lock();
     past.space += space.counters();
     if let Some(shadow) = &shadow {
@@ -163,7 +168,8 @@ pub(crate) fn reach<E: Env>(
     ready: &mut Ready,
     env: &mut E,
 ) -> Result<Addr<Hpa>, Unreachable> {
-    with_memory::<Gva, _, _>(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?.ok_or(Unreachable::Hole)
+    with_memory::<Gva, _, _>(g, vm, ready, env, |shadow, host| shadow.resolve(gpa, access, host))?
+        .ok_or(Unreachable::Hole)
 }
 
 /// Notes that Gnomon has written to the guest's memory. A guest table would not notice: its shadow looks at the next
@@ -429,12 +435,13 @@ pub(crate) fn gather<E: Env>(g: &Gnomon, vm: &Vm, root: &Root, when: (u64, u64),
     // If memory is short, the vCPUs that wait for frames need them more.
     let is_short = g.pager.has_work();
     let take = || if is_short { None } else { frames.take_ahead(MEGA_ORDER) };
-    let gathered = lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        if is_short {
-            shadow.stop_moving(frames);
-        }
-        shadow.gather(root, when, take, host)
-    });
+    let gathered =
+        lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+            if is_short {
+                shadow.stop_moving(frames);
+            }
+            shadow.gather(root, when, take, host)
+        });
     gathered.unwrap_or(Gathered::NOTHING)
 }
 
@@ -450,10 +457,11 @@ const fn relax_interval(g: &Gnomon) -> u64 {
 pub(crate) fn relax<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     let (now, interval, vm) = (env.now(), relax_interval(g), Arc::clone(&run.vm));
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let is_strained = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        shadow.relax(now, interval, host);
-        shadow.is_strained()
-    });
+    let is_strained =
+        lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+            shadow.relax(now, interval, host);
+            shadow.is_strained()
+        });
     if is_strained == Some(true) {
         run.watch.begin(Concern::Fences, now + interval);
     }
@@ -468,13 +476,14 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: &GuestFence, e
     let (views, log) = (&mut run.shadow.views, &mut run.context.lane.log);
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let (now, interval) = (if fence.pages().is_none() { env.now() } else { 0 }, relax_interval(g));
-    let done = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        if now != 0 {
-            shadow.tell_time(now, interval);
-        }
-        shadow.fence(fence, root, views, log, host);
-        now != 0 && shadow.is_strained()
-    });
+    let done =
+        lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+            if now != 0 {
+                shadow.tell_time(now, interval);
+            }
+            shadow.fence(fence, root, views, log, host);
+            now != 0 && shadow.is_strained()
+        });
     if done.expect("the VM of a loaded vCPU has memory") {
         run.watch.begin(Concern::Fences, now + interval);
     }

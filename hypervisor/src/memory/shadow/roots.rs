@@ -61,9 +61,10 @@ fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Ou
     let lane = &mut run.context.lane;
     lane.turn_off();
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
-    let known = lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
-        shadow.attach_known(present, (paging, asid), views, &lane.log, host)
-    });
+    let known =
+        lend::<Gva, _, _>((g, vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, host| {
+            shadow.attach_known(present, (paging, asid), views, &lane.log, host)
+        });
     let loaded = match known.flatten() {
         Some(loaded) => loaded,
         None => match attach_other((g, vm), (present, ready), (paging, asid), (views, lane), env)? {
@@ -165,9 +166,10 @@ pub(crate) fn come_back<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> b
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let logged = run.context.lane.log.count();
     let log = &mut run.context.lane.log;
-    let done = lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
-        shadow.came_back(log);
-    });
+    let done =
+        lend::<Gva, _, _>((g, &vm, vm.memory.lock()), (frames, &mut Ready::Nothing), &mut mem, env, |shadow, _| {
+            shadow.came_back(log);
+        });
     run.has_logged(logged);
     done.is_some() && matches!(attach(g, run, env), Ok(true))
 }

@@ -188,6 +188,12 @@ impl VcpuRun {
         })
     }
 
+    /// Returns whether its guest is a hypervisor whose own guest runs.
+    #[must_use]
+    pub fn runs_l2(&self) -> bool {
+        self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
+    }
+
     /// Marks the vCPU as started, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);

@@ -30,6 +30,8 @@ pub mod request {
     pub const PAUSE: u64 = 1 << 7;
     /// A software event may be due.
     pub const EVENTS: u64 = 1 << 8;
+    /// Do a fence of all translations of its guest's own guests.
+    pub const HFENCES: u64 = 1 << 10;
     /// Its exit is to be noted, which goes the long way: its hart has said so to itself.
     pub const PROBE: u64 = 1 << 9;
 }

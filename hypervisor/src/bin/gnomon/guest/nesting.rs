@@ -27,9 +27,8 @@ pub(super) struct Nesting {
 }
 
 impl Nesting {
-    /// That of a hart without a guest.
-    pub(super) const NONE: Self =
-        Self { world: World::Own, held: 0, time_zero: 0, svadu: false, traps_wfi: false };
+    /// The nesting of a hart without a guest.
+    pub(super) const NONE: Self = Self { world: World::Own, held: 0, time_zero: 0, svadu: false, traps_wfi: false };
 
     /// Returns L2's rights, while it runs.
     const fn rights(&self) -> Option<&Rights> {

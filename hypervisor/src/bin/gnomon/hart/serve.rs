@@ -3,7 +3,7 @@
 use super::{Hart, Leaves};
 use crate::guest::Line;
 use core::sync::atomic::Ordering;
-use hypervisor::exit::sbi;
+use hypervisor::exit::{self, sbi};
 use hypervisor::vm::vcpu::{VcpuRun, request};
 use metal::fence;
 use mmu::shadow::GuestFence;
@@ -26,6 +26,9 @@ impl Hart {
             for fence in &fences {
                 run.vm.translation.fence(self.g, run, fence, self);
             }
+        }
+        if posted & request::HFENCES != 0 {
+            exit::nested::fence_all(self.g, run, self);
         }
         if posted & request::FENCE_I != 0 {
             fence::instruction();

@@ -59,16 +59,10 @@ const HEDELEG: u64 = Exception::FetchMisaligned.bit()
     | Exception::StorePage.bit()
     | Exception::SoftwareCheck.bit()
     | Exception::HardwareError.bit();
-const HSTATUS: u64 = hstatus::GVA
-    | hstatus::SPV
-    | hstatus::SPVP
-    | hstatus::HU
-    | hstatus::VTVM
-    | hstatus::VTW
-    | hstatus::VTSR;
+const HSTATUS: u64 =
+    hstatus::GVA | hstatus::SPV | hstatus::SPVP | hstatus::HU | hstatus::VTVM | hstatus::VTW | hstatus::VTSR;
 const HIE: u64 = VS_INTERRUPTS | Interrupt::SGuestExternal.bit();
-const VSSTATUS: u64 =
-    status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;
+const VSSTATUS: u64 = status::SIE | status::SPIE | status::SPP | status::VS | status::FS | status::SUM | status::MXR;
 const SD: u64 = 1 << 63;
 /// Modes of `stvec`: direct and vectored.
 const VECTOR_MODES: u64 = 1;
@@ -120,7 +114,7 @@ impl Nested {
                 let is_dirty = vs.vsstatus & status::FS == status::FS || vs.vsstatus & status::VS == status::VS;
                 vs.vsstatus & !SD | if is_dirty { SD } else { 0 }
             }
-            // norm:vsie, norm:vsip: what `hideleg` does not delegate reads as 0.
+            // What `hideleg` does not delegate reads as 0 (privileged spec, "Virtual Supervisor Interrupt Registers").
             number::VSIE => (csrs.hie & csrs.hideleg) >> 1,
             number::VSIP => (self.hip(limits.time) & csrs.hideleg) >> 1,
             number::VSTVEC => vs.vstvec,

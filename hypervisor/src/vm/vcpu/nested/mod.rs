@@ -30,7 +30,7 @@ pub struct Nested {
     pub root: Option<Root<L2Gpa>>,
     /// L1's `hgatp` that they stand for.
     pub root_of: u64,
-    /// What the hart remembers of that root is out of date: it is to be fenced before L2 is entered.
+    /// Set if the hart's translations by that root are out of date: it is fenced before L2 is entered.
     pub is_stale: bool,
     /// The guest-page fault that L1 was told of last, until it enters L2 again.
     pub reflected: Option<Refused>,
@@ -40,6 +40,8 @@ pub struct Nested {
     pub owes: bool,
     /// `hstatus` is still to be swapped there, if L1 wants that.
     pub swaps: bool,
+    /// While L2 runs: its `hvip` and `vstimecmp` as L1 knows them.
+    pub kept: (u64, u64),
     /// The roots that L1's values of `hgatp` have led to.
     pub views: Views<L2Gpa>,
     /// L1's fences by address of all VMIDs.
@@ -109,6 +111,7 @@ impl Nested {
             shared: None,
             owes: false,
             swaps: false,
+            kept: (0, 0),
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
         }
