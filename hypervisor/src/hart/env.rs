@@ -1,13 +1,14 @@
 //! The services that the exit path needs from the hart it runs on. The binary implements it with instructions, tests
 //! with plain data.
 
-use crate::vm::vcpu::{Nested, VcpuRun, VsTrapRegs};
+use crate::hart::worlds::Worlds;
+use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem};
+use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
-pub trait Env {
+pub trait Env: Worlds {
     /// The access to host RAM.
     type Mem: PhysMem;
 
@@ -77,22 +78,6 @@ pub trait Env {
     /// Gives the loaded vCPU this shadow root. `id` is the ASID that this vCPU has for it here, if it has one still. `forget`: what
     /// this hart remembers of the root is out of date. Returns what its `satp` (`vsatp`) holds from now on.
     fn load_root(&mut self, root: &Root, id: &mut IdSlot, forget: bool) -> u64;
-    /// Prepares for L2 of the loaded vCPU, which is a hypervisor: L2's tables translate, behind the shadow of its G-stage that the vCPU has
-    /// a root of, and its `vsatp` is loaded. Nothing that is not L2's stays in the TLB under its tags.
-    fn load_nested(&mut self, run: &mut VcpuRun);
-    /// Removes translations of L2 by the vCPU's present root from this hart's TLB: those of one page, or all.
-    fn fence_nested(&mut self, nested: &mut Nested, page: Option<Addr<L2Gpa>>);
-    /// Removes translations by L2's own tables from this hart's TLB, for L1's VMID of them or for all.
-    fn forget_nested(&mut self, nested: &mut Nested);
-    /// Exchanges the loaded guest's CSRs, root included, for those of its other world; `scounteren` and `senvcfg` are common to both. The
-    /// hart runs the guest for `world` from now on.
-    fn change_world(&mut self, run: &mut VcpuRun);
-    /// Makes the hart run the loaded guest's world as [`Nested::world`] says now: its rights have changed, not the world.
-    fn set_world(&mut self, run: &VcpuRun);
-    /// Returns L1's interrupts that are pending while L2 runs, whether or not they are enabled, by their bits in `hvip`.
-    fn held_interrupts(&self) -> u64;
-    /// Returns L2's pending interrupts, while it runs, by their bits in `hip`.
-    fn undelegated_interrupts(&self) -> u64;
     /// Removes G-stage translations of the VM in slot `vm` from this hart's TLB.
     fn fence_g_stage(&mut self, vm: usize, scope: FenceScope<Gpa>);
     /// Removes translations of the loaded vCPU's guest from this hart's TLB: those of one page or all, of one ASID of the

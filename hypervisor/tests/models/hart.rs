@@ -6,6 +6,7 @@ use abi::bundle::GUEST_RAM_BASE;
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::hart::env::Env;
+use hypervisor::hart::worlds::Worlds;
 use hypervisor::life::lifecycle;
 use hypervisor::memory::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
@@ -435,6 +436,30 @@ impl Hart {
 
 const NO_HYPERVISOR: &str = "no guest of the models is a hypervisor";
 
+impl Worlds for Hart {
+    fn load_nested(&mut self, _: &mut VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn fence_nested(&mut self, _: &mut Nested, _: Option<Addr<L2Gpa>>) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn forget_nested(&mut self, _: &mut Nested) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn change_world(&mut self, _: &mut VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn set_world(&mut self, _: &VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn held_interrupts(&self) -> u64 {
+        0
+    }
+    fn undelegated_interrupts(&self) -> u64 {
+        0
+    }
+}
+
 impl Env for Hart {
     type Mem = Mem;
     fn mem(&self) -> Mem {
@@ -491,27 +516,6 @@ impl Env for Hart {
     fn set_guest_deadline(&mut self, _: u64) {}
     fn send_ipi(&mut self, hart: usize) {
         self.rig.interrupt(hart);
-    }
-    fn load_nested(&mut self, _: &mut VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn fence_nested(&mut self, _: &mut Nested, _: Option<Addr<L2Gpa>>) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn forget_nested(&mut self, _: &mut Nested) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn change_world(&mut self, _: &mut VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn set_world(&mut self, _: &VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn held_interrupts(&self) -> u64 {
-        0
-    }
-    fn undelegated_interrupts(&self) -> u64 {
-        0
     }
     fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
         let stays = run.last_hart == self.index;

@@ -175,7 +175,8 @@ fn fences() -> Check {
     reset();
     let (stage, first) = machine(counts(), 30);
     let second = page();
-    (first.0[0].store(1, Relaxed), second.0[0].store(2, Relaxed));
+    first.0[0].store(1, Relaxed);
+    second.0[0].store(2, Relaxed);
     let shared = Shared::new()?;
     let seen = |shared: &Shared| {
         shared.write(HSTATUS, hstatus::SPV | hstatus::SPVP);

@@ -187,10 +187,11 @@ fn trap_before_entry() -> Check {
         // SAFETY: no guest is entered before it is cleared.
         unsafe { csr::hstatus::set(hstatus::SPV) };
         let found = trap::catch(|| {
-            // SAFETY: both are skipped by the handler.
             match what {
                 "access" => _ = access::ld(1 << 55),
+                // SAFETY: the handler skips it.
                 "instruction" => unsafe { core::arch::asm!(".4byte 0xc0001073") },
+                // SAFETY: as above.
                 _ => unsafe { core::arch::asm!("ebreak") },
             }
         });

@@ -11,6 +11,7 @@ mod bytes;
 mod nesting;
 mod probe;
 mod state;
+mod worlds;
 
 pub use probe::Abilities;
 
@@ -251,7 +252,7 @@ impl GuestHart {
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
         let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
-        let guests_own = self.nesting.delegated(guests_own);
+        let guests_own = self.nesting.delegated(guests_own, GUESTS_OWN & !BREAKPOINT);
         let but_illegal = guests_own & !Exception::IllegalInstruction.bit();
         // SAFETY: what is not delegated comes to the guest vector.
         unsafe {

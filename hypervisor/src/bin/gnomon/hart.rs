@@ -12,6 +12,7 @@ mod load;
 mod probed;
 mod serve;
 mod tags;
+mod worlds;
 
 use crate::drivers::PlicContext;
 use crate::guest::GuestHart;

@@ -1,16 +1,17 @@
 //! Instructions of the hypervisor extension that L1 executes.
 
+use super::fences::vvma;
 use super::memory::access;
-use super::{nacl, state, world};
+use super::shared;
+use super::state::{limits, state};
+use super::world::{self, interrupt};
 use crate::device::offer::GuestTimer;
-use crate::exit::nested::interrupt;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::nested;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
-use crate::vm::vcpu::nested::Limits;
-use rv::csr::{envcfg, hstatus};
+use rv::csr::hstatus;
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, number};
 use rv::{Access, Addr, Mode, Vmid};
 
@@ -64,31 +65,6 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
     Some(Outcome::Resume)
 }
 
-/// Does a fence of all translations of L1's guests, which another vCPU of L1's asked for.
-pub fn fence_all<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-    if run.nested.is_none() {
-        return;
-    }
-    nested::fence(g, run, (None, None), env);
-    if run.runs_l2() {
-        // The hart has its VMID.
-        env.fence_guest(None, None);
-    } else {
-        vvma(run, None, env);
-    }
-}
-
-/// Does a fence of L1's for translations by L2's own tables, of that VMID or of the one in `hgatp`, which may be another than that of the tables
-/// used last: all are forgotten.
-pub(super) fn vvma<E: Env>(run: &mut VcpuRun, _: Option<Vmid>, env: &mut E) {
-    env.forget_nested(state(run));
-}
-
-/// Returns what L1's CSRs can hold, at L1's time `time`.
-pub(super) fn limits(g: &Gnomon, svadu: bool, time: u64) -> Limits<'_> {
-    Limits { formats: &g.offer.formats, henvcfg: environment(g, svadu), time }
-}
-
 /// Accesses a CSR of the extension for L1.
 fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Option<Outcome> {
     /// CSRs with these bits of their number set cannot be written.
@@ -107,7 +83,7 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
         if nested.world() != world {
             env.set_world(run);
         }
-        nacl::tell(g, run, env);
+        shared::tell(g, run, env);
     }
     run.shared.counters.nested_csrs.bump();
     run.context.set(insn.rd, old);
@@ -116,15 +92,4 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
         interrupt(g, run, env);
     }
     Some(Outcome::Resume)
-}
-
-/// Returns the bits of `henvcfg` that L1 can set: those of the extensions that its machine has.
-fn environment(g: &Gnomon, svadu: bool) -> u64 {
-    let isa = &g.offer.isa;
-    let with = |has, bits| if has { bits } else { 0 };
-    Limits::ENVIRONMENT
-        | with(isa.has("zicbom"), envcfg::USER_CBO)
-        | with(isa.has("zicboz"), envcfg::CBZE)
-        | with(g.offer.timer == GuestTimer::Sstc, envcfg::STCE)
-        | with(svadu, envcfg::ADUE)
 }

@@ -1,6 +1,6 @@
 //! L2's guest-page faults, and L1's accesses to L2's memory.
 
-use super::state;
+use super::state::state;
 use super::world::{Reflected, own_or_reflect, reflect};
 use crate::exit::inject::inject;
 use crate::exit::memory::wait_for_memory;

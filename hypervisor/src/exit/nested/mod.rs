@@ -9,29 +9,28 @@
 //! | L1 calls NACL | `nacl::call` |
 //! | an interrupt of L1's, or an interrupt of L2's that is L1's to take | [`interrupt`] |
 
+mod fences;
 mod instruction;
 mod memory;
 pub(super) mod nacl;
+mod shared;
+mod state;
 mod world;
 
-pub use instruction::fence_all;
+pub use fences::fence_all;
 pub(super) use instruction::instruction;
-pub use nacl::settle;
+pub use shared::settle;
 pub use world::interrupt;
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
-use crate::vm::vcpu::{Nested, VcpuRun};
+use crate::vm::vcpu::VcpuRun;
 use rv::csr::hstatus;
 use rv::system::{WFI, WRS_NTO};
 use rv::{Access, Cause, Exception, Interrupt, Mode};
+use state::state;
 use world::{Reflected, reflect};
-
-/// Returns the nested state of a vCPU that has one.
-fn state(run: &mut VcpuRun) -> &mut Nested {
-    run.nested.as_deref_mut().expect("a vCPU with the H extension")
-}
 
 /// Handles an exit of L2.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {

@@ -1,6 +1,7 @@
 //! The change between L1 and L2.
 
-use super::{nacl, state};
+use super::shared;
+use super::state::state;
 use crate::device::offer::GuestTimer;
 use crate::exit::inject::{enter_at, inject, nested_trap};
 use crate::gnomon::Gnomon;
@@ -113,10 +114,9 @@ fn watch_timers<E: Env>(run: &mut VcpuRun, env: &mut E) {
 
 /// Takes L2 off the hart, for L1 to go on.
 fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
-    let state = state(run);
-    state.runs_l2 = false;
+    state(run).runs_l2 = false;
     env.change_world(run);
-    let state = super::state(run);
+    let state = state(run);
     // Of its lines, L2 can change VSSIP only.
     let (own, (hvip, vstimecmp)) = (Interrupt::VsSoft.bit(), state.kept);
     state.other.hvip = state.other.hvip & own | hvip & !own;
@@ -149,7 +149,7 @@ pub(super) fn reflect<E: Env>(g: &Gnomon, run: &mut VcpuRun, trap: Reflected, en
     run.context.pc = enter_at(&mut regs, (trap.cause, trap.tval), pc, from);
     env.set_trap_regs(&regs);
     env.set_privilege(Mode::Supervisor);
-    nacl::left(g, run, env);
+    shared::left(g, run, env);
     Outcome::Resume
 }
 

@@ -4,7 +4,7 @@
 
 mod base;
 mod console;
-mod encoding;
+pub(super) mod encoding;
 mod features;
 mod fences;
 mod hart_state;
@@ -27,8 +27,7 @@ use abi::record::EndReason;
 use abi::root_cache::EXTENSION as ROOT_CACHE;
 use alloc::format;
 use core::sync::atomic::Ordering;
-pub(super) use encoding::Answer;
-use encoding::{Args, again, answer, unreached};
+use encoding::{Answer, Args, again, answer, unreached};
 use lane::Context;
 use sbi_spec::{base as spec_base, dbcn, fwft, hsm, nacl, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};

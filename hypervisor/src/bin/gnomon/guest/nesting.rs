@@ -1,15 +1,8 @@
-//! Guests that are hypervisors: what the hart's registers are while such a guest runs, and while its own guest does.
+//! The world that a hart runs for a guest which is a hypervisor, and what its registers are made from.
 
-use super::bank::with_bank;
-use super::{BREAKPOINT, GUESTS_OWN, GuestHart, VS_INTERRUPTS};
-use crate::seat::Seat;
-use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
+use hypervisor::vm::vcpu::World;
 use hypervisor::vm::vcpu::nested::Rights;
-use hypervisor::vm::vcpu::{Nested, VsCsrs, World};
-use metal::{csr, fence};
-use mmu::ids::IdSlot;
-use rv::csr::{COUNTEREN_BASE, envcfg, hstatus, status};
-use rv::{Addr, Gpa, Interrupt, L2Gpa, Vmid};
+use rv::csr::hstatus;
 
 /// The world that the hart runs a guest for, and what its registers are made from besides.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +10,7 @@ pub(super) struct Nesting {
     /// The world.
     pub(super) world: World,
     /// While L2 runs: L1's `hvip`.
-    held: u64,
+    pub(super) held: u64,
     /// Host time at which the loaded VM's time is 0.
     pub(super) time_zero: u64,
     /// Set if hardware sets A and D for the loaded VM.
@@ -31,20 +24,20 @@ impl Nesting {
     pub(super) const NONE: Self = Self { world: World::Own, held: 0, time_zero: 0, svadu: false, traps_wfi: false };
 
     /// Returns L2's rights, while it runs.
-    const fn rights(&self) -> Option<&Rights> {
+    pub(super) const fn rights(&self) -> Option<&Rights> {
         match &self.world {
             World::L2(rights) => Some(rights),
             World::Own | World::Leaving => None,
         }
     }
 
-    /// Returns the exceptions that are delegated, of those that a guest without a hypervisor in it would take itself.
-    pub(super) const fn delegated(&self, guests_own: u64) -> u64 {
+    /// Returns the exceptions that are delegated. `guests_own`: those that a guest takes itself; `most`: those that can be delegated to L2.
+    pub(super) const fn delegated(&self, guests_own: u64, most: u64) -> u64 {
         match &self.world {
             World::Own => guests_own,
             World::Leaving => 0,
             // A debugger's breakpoints come first; what Gnomon emulates for L1 it does not for L2.
-            World::L2(rights) => rights.hedeleg & (guests_own | GUESTS_OWN & !BREAKPOINT),
+            World::L2(rights) => rights.hedeleg & (guests_own | most),
         }
     }
 
@@ -57,196 +50,4 @@ impl Nesting {
             World::L2(rights) => rights.hstatus,
         }
     }
-}
-
-impl GuestHart {
-    /// Returns whether the loaded guest's own guest runs.
-    pub fn runs_l2(&self) -> bool {
-        matches!(self.nesting.world, World::L2(_))
-    }
-
-    /// Exchanges the CSRs in the hart for those of the other world, which `nested` says is the one that runs. No table translates
-    /// afterwards. Returns the `vsatp` of that world.
-    pub fn change_world(&mut self, nested: &mut Nested, offer: &Offer) -> u64 {
-        let mut now = VsCsrs::default();
-        self.save_csrs(&mut now, offer);
-        now.vsatp = self.guest_root();
-        self.leave_tables();
-        let status = self.status();
-        let mut next = core::mem::replace(&mut nested.other, now);
-        // Common to both worlds.
-        (next.scounteren, next.senvcfg) = (now.scounteren, now.senvcfg);
-        if nested.runs_l2 {
-            self.nesting.held = now.hvip;
-        } else {
-            next.hvip = self.held(offer);
-            next.vsstatus |= dirtied(status, next.vsstatus);
-        }
-        self.set_world(nested.world());
-        // SAFETY: what was in the hart is saved.
-        unsafe { self.load_csrs(&next, offer) };
-        next.vsatp
-    }
-
-    /// Returns L1's `hvip`, which is held back while L2 runs. A comparator of its own says itself whether it is due.
-    fn held(&self, offer: &Offer) -> u64 {
-        match offer.timer {
-            GuestTimer::Sstc => self.nesting.held & !Interrupt::VsTimer.bit(),
-            GuestTimer::Sbi => self.nesting.held,
-        }
-    }
-
-    /// Saves what of L1 is in the hart while L2 runs.
-    fn save_held(&self, nested: &mut Nested) {
-        nested.other.hvip = self.nesting.held;
-        nested.other.vsstatus |= dirtied(self.status(), nested.other.vsstatus);
-    }
-
-    /// Makes the hart ready for the world that a vCPU runs, before its CSRs are loaded.
-    pub fn begin_world(&mut self, nested: &Nested) {
-        self.nesting.held = nested.other.hvip;
-        self.set_world(nested.world());
-    }
-
-    /// Lets L2 use floating point and vectors as L1's `sstatus` says, after they have been loaded.
-    pub fn limit_extensions(&self) {
-        if let Some(rights) = self.nesting.rights() {
-            self.set_extensions(Some(rights.status));
-        }
-    }
-
-    /// Ends the world that a vCPU runs, after its CSRs have been saved: what of L1 is in the hart is saved, too.
-    pub fn end_world(&mut self, nested: &mut Nested) {
-        if self.runs_l2() {
-            self.save_held(nested);
-        }
-        self.set_world(World::Own);
-    }
-
-    /// Returns L1's time at which L2's comparator raises its interrupt; `u64::MAX` is never. Only with Sstc, while L2 runs.
-    pub fn comparator_of_l2(&self) -> u64 {
-        match (self.nesting.rights(), self.comparator()) {
-            (Some(rights), at) if at != u64::MAX && rights.henvcfg & envcfg::STCE != 0 => {
-                at.wrapping_sub(rights.htimedelta)
-            }
-            _ => u64::MAX,
-        }
-    }
-
-    /// Raises or lowers a line of L1's, while L2 runs.
-    pub(super) const fn hold(&mut self, bit: u64, high: bool) {
-        self.nesting.held = if high { self.nesting.held | bit } else { self.nesting.held & !bit };
-    }
-
-    /// Returns L1's pending interrupts, while L2 runs.
-    pub const fn held_interrupts(&self) -> u64 {
-        self.nesting.held
-    }
-
-    /// Returns L2's pending interrupts.
-    pub fn undelegated_interrupts(&self) -> u64 {
-        csr::hip::read() & VS_INTERRUPTS
-    }
-
-    /// Returns whether an interrupt is pending that ends a wait of L2's: one of its own, or one of L1's.
-    pub(super) fn wakes_l2(&self) -> bool {
-        self.nesting.rights().is_some_and(|rights| self.nesting.held & rights.wakes != 0)
-    }
-
-    /// Runs the loaded guest for that world. VS mode only.
-    pub fn set_world(&mut self, world: World) {
-        let before = core::mem::replace(&mut self.nesting.world, world);
-        if self.mode != GuestMode::Virtual || before == world {
-            return;
-        }
-        self.delegate();
-        self.set_traps();
-        let rights = self.nesting.rights().copied();
-        if rights.is_none() && !matches!(before, World::L2(_)) {
-            return;
-        }
-        let (hideleg, hcounteren) = match rights {
-            Some(rights) => (rights.hideleg, rights.hcounteren & COUNTEREN_BASE),
-            None => (VS_INTERRUPTS, COUNTEREN_BASE),
-        };
-        // SAFETY: concerns guests only.
-        unsafe {
-            csr::hideleg::write(hideleg);
-            csr::hie::write(0);
-            csr::hcounteren::write(hcounteren);
-        }
-        self.set_environment();
-        self.set_time();
-        self.set_extensions(rights.map(|rights| rights.status));
-    }
-
-    /// Makes instructions trap as the world, and Gnomon, want it.
-    pub(super) fn set_traps(&self) {
-        const TRAPS: u64 = hstatus::VTW | hstatus::VTSR;
-        let vtvm = if self.traps_translation { hstatus::VTVM } else { 0 };
-        let traps = self.nesting.traps() | vtvm;
-        // SAFETY: concerns guests only.
-        unsafe {
-            csr::hstatus::clear((TRAPS | hstatus::VTVM) & !traps);
-            csr::hstatus::set(traps);
-        }
-    }
-
-    /// Writes `henvcfg`.
-    pub(super) fn set_environment(&self) {
-        let most = self.henvcfg | if self.nesting.svadu { envcfg::ADUE } else { 0 };
-        let value = match self.nesting.rights() {
-            Some(rights) => most & rights.henvcfg | rights.henvcfg & envcfg::FIOM,
-            None => most,
-        };
-        // SAFETY: concerns guests only.
-        unsafe { csr::henvcfg::write(value) };
-    }
-
-    /// Writes `htimedelta`.
-    pub(super) fn set_time(&self) {
-        let delta = self.nesting.rights().map_or(0, |rights| rights.htimedelta);
-        // SAFETY: concerns guests only.
-        unsafe { csr::htimedelta::write(delta.wrapping_sub(self.nesting.time_zero)) };
-    }
-
-    /// Lets L2 use floating point and vectors as L1's `sstatus` says; or L1 again, whose registers may have changed then.
-    fn set_extensions(&self, l1: Option<u64>) {
-        self.set_status(self.offered, l1.unwrap_or(self.offered));
-        let mxr = l1.map_or(0, |l1| l1 & status::MXR);
-        // SAFETY: Gnomon reads no page by it that it could not read before.
-        unsafe {
-            match self.seat {
-                Seat::Firmware => {
-                    csr::mstatus::clear(status::MXR & !mxr);
-                    csr::mstatus::set(mxr);
-                }
-                Seat::Payload => {
-                    csr::sstatus::clear(status::MXR & !mxr);
-                    csr::sstatus::set(mxr);
-                }
-            }
-        }
-    }
-
-    /// Removes translations of L2 by the root whose VMID that is.
-    pub fn fence_nested(&self, id: IdSlot, page: Option<Addr<L2Gpa>>) {
-        let vmid = Vmid(id.id());
-        match page {
-            Some(page) => fence::gvma_page(Addr::<Gpa>::new(page.raw()), vmid),
-            None => fence::gvma_vmid(vmid),
-        }
-    }
-
-    /// Returns whether an interrupt is pending in the hart's own registers that the loaded world has enabled.
-    pub(super) fn own_pending(&self) -> bool {
-        with_bank!(self.mode, |bank| bank::sip::read() & bank::sie::read() != 0)
-    }
-}
-
-/// Returns the fields FS and VS that are dirty by the hart's `status`, where L1's own `sstatus` lets them be used.
-const fn dirtied(status: u64, l1: u64) -> u64 {
-    let fs = if l1 & status::FS != 0 && status & status::FS == status::FS { status::FS } else { 0 };
-    let vs = if l1 & status::VS != 0 && status & status::VS == status::VS { status::VS } else { 0 };
-    fs | vs
 }

@@ -5,13 +5,13 @@ use crate::guest::Line;
 use crate::seat;
 use abi::tunable::Id;
 use hypervisor::hart::env::Env;
-use hypervisor::vm::vcpu::{Nested, VcpuRun, VsTrapRegs};
+use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
 use metal::fence;
 use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
 use mmu::shadow::Root;
 use rv::csr::atp;
-use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, PAGE_BYTES, Pfn, Vmid};
+use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, PAGE_BYTES, Pfn, Vmid};
 
 impl Env for Hart {
     type Mem = Ram;
@@ -119,67 +119,6 @@ impl Env for Hart {
         // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, nor any guest's since
         // `clear_csrs`.
         unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
-    }
-
-    fn load_nested(&mut self, run: &mut VcpuRun) {
-        let (slot, stays) = (run.vm.slot(), run.last_hart == self.index);
-        let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
-        let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
-        let is_stale = core::mem::take(&mut nested.is_stale);
-        let id = nested.views.id();
-        let acquired = self.tags.views[slot].vmids.come(id, stays, &mut self.tags.vmids);
-        let vmid = Vmid(id.id());
-        self.guest.set_two_stage(atp::hgatp(root.format, vmid, root.table));
-        self.guest.set_svadu(run.vm.svadu);
-        match acquired {
-            Acquired::RolledOver => fence::gvma_all(),
-            Acquired::Same if is_stale => fence::gvma_vmid(vmid),
-            Acquired::Same | Acquired::New => {}
-        }
-        if acquired != Acquired::Same {
-            fence::vvma_all();
-            fence::instruction();
-        }
-        // SAFETY: behind a G-stage.
-        unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
-    }
-
-    fn fence_nested(&mut self, nested: &mut Nested, page: Option<Addr<L2Gpa>>) {
-        let id = *nested.views.id();
-        if id != IdSlot::new() {
-            self.guest.fence_nested(id, page);
-        }
-    }
-
-    fn forget_nested(&mut self, nested: &mut Nested) {
-        nested.views.forget_ids();
-    }
-
-    fn change_world(&mut self, run: &mut VcpuRun) {
-        let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
-        run.bank.csrs.vsatp = self.guest.change_world(nested, &self.g.offer);
-        if nested.runs_l2 {
-            self.load_nested(run);
-            // Exits of L2 are none that may be brief.
-            self.is_plain = false;
-        } else {
-            let Some(table) = run.g_root else { unreachable!("L1 has been on this hart") };
-            self.load_two_stage(run, table);
-        }
-    }
-
-    fn set_world(&mut self, run: &VcpuRun) {
-        if let Some(nested) = &run.nested {
-            self.guest.set_world(nested.world());
-        }
-    }
-
-    fn held_interrupts(&self) -> u64 {
-        self.guest.held_interrupts()
-    }
-
-    fn undelegated_interrupts(&self) -> u64 {
-        self.guest.undelegated_interrupts()
     }
 
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool) {

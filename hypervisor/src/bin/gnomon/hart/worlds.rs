@@ -1,0 +1,73 @@
+//! [`Worlds`] made of instructions: L1 and L2 by turns.
+
+use super::Hart;
+use hypervisor::hart::env::Env;
+use hypervisor::hart::worlds::Worlds;
+use hypervisor::vm::vcpu::{Nested, VcpuRun};
+use metal::fence;
+use mmu::ids::{Acquired, IdSlot};
+use rv::csr::atp;
+use rv::{Addr, L2Gpa, Vmid};
+
+impl Worlds for Hart {
+    fn load_nested(&mut self, run: &mut VcpuRun) {
+        let (slot, stays) = (run.vm.slot(), run.last_hart == self.index);
+        let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
+        let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
+        let is_stale = core::mem::take(&mut nested.is_stale);
+        let id = nested.views.id();
+        let acquired = self.tags.views[slot].vmids.come(id, stays, &mut self.tags.vmids);
+        let vmid = Vmid(id.id());
+        self.guest.set_two_stage(atp::hgatp(root.format, vmid, root.table));
+        self.guest.set_svadu(run.vm.svadu);
+        match acquired {
+            Acquired::RolledOver => fence::gvma_all(),
+            Acquired::Same if is_stale => fence::gvma_vmid(vmid),
+            Acquired::Same | Acquired::New => {}
+        }
+        if acquired != Acquired::Same {
+            fence::vvma_all();
+            fence::instruction();
+        }
+        // SAFETY: behind a G-stage.
+        unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
+    }
+
+    fn fence_nested(&mut self, nested: &mut Nested, page: Option<Addr<L2Gpa>>) {
+        let id = *nested.views.id();
+        if id != IdSlot::new() {
+            self.guest.fence_nested(id, page);
+        }
+    }
+
+    fn forget_nested(&mut self, nested: &mut Nested) {
+        nested.views.forget_ids();
+    }
+
+    fn change_world(&mut self, run: &mut VcpuRun) {
+        let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
+        run.bank.csrs.vsatp = self.guest.change_world(nested, &self.g.offer);
+        if nested.runs_l2 {
+            self.load_nested(run);
+            // Exits of L2 are none that may be brief.
+            self.is_plain = false;
+        } else {
+            let Some(table) = run.g_root else { unreachable!("L1 has been on this hart") };
+            self.load_two_stage(run, table);
+        }
+    }
+
+    fn set_world(&mut self, run: &VcpuRun) {
+        if let Some(nested) = &run.nested {
+            self.guest.set_world(nested.world());
+        }
+    }
+
+    fn held_interrupts(&self) -> u64 {
+        self.guest.held_interrupts()
+    }
+
+    fn undelegated_interrupts(&self) -> u64 {
+        self.guest.undelegated_interrupts()
+    }
+}

@@ -1,0 +1,143 @@
+//! The memory that L1 shares with Gnomon by NACL (SBI 2.0, chapter 15): its layout, and the values of CSRs in it.
+//!
+//! | offset | contents |
+//! |---|---|
+//! | 0x000 | x1 to x31, which `SYNC_SRET` loads |
+//! | 0x200 | flags and values of CSRs that are swapped at entries and exits |
+//! | 0x800 | fences, 32 bytes each |
+//! | 0xf80 | a bit for each CSR that L1 has written |
+//! | 0x1000 | the CSRs, 8 bytes each |
+
+use super::state::{limits, state, write};
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::vm::Unreachable;
+use crate::vm::vcpu::{Nested, VcpuRun, request};
+use core::sync::atomic::Ordering;
+use rv::system::number;
+use rv::{Access, Addr, Gpa, Hpa, PhysMem};
+
+pub(super) const SWAP_AT: u64 = 0x200;
+pub(super) const SWAPPED_HSTATUS: u64 = 1;
+pub(super) const FENCES_AT: u64 = 0x800;
+pub(super) const FENCE_BYTES: u64 = 32;
+pub(super) const FENCES: u64 = 60;
+pub(super) const WRITTEN_AT: u64 = 0xf80;
+pub(super) const CSRS_AT: u64 = 0x1000;
+
+/// The CSRs of the extension that there are, by their numbers. Of `hgeip`, which is 0, the shared memory never has anything else.
+pub(super) const CSRS: [u16; 22] = [
+    number::VSSTATUS,
+    number::VSIE,
+    number::VSTVEC,
+    number::VSSCRATCH,
+    number::VSEPC,
+    number::VSCAUSE,
+    number::VSTVAL,
+    number::VSIP,
+    number::VSTIMECMP,
+    number::VSATP,
+    number::HSTATUS,
+    number::HEDELEG,
+    number::HIDELEG,
+    // Before what is a view of it.
+    number::HIE,
+    number::HTIMEDELTA,
+    number::HCOUNTEREN,
+    number::HGEIE,
+    number::HENVCFG,
+    number::HTVAL,
+    number::HVIP,
+    number::HTINST,
+    number::HGATP,
+];
+
+/// The place of a CSR in the shared memory.
+pub(super) const fn index(csr: u16) -> u64 {
+    ((csr & 0xc00) >> 2 | csr & 0xff) as u64
+}
+
+/// Calls `act` on a page of the shared memory.
+pub(super) fn with<E: Env, T>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    at: Addr<Gpa>,
+    env: &mut E,
+    act: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
+) -> Result<T, Unreachable> {
+    run.vm.with_page(g, (at, Access::Store), &mut run.ready, env, act)
+}
+
+/// The place of the bit that says whether L1 has written a CSR: its word in the page, and the bit.
+pub(super) fn written_bit(page: Addr<Hpa>, csr: u16) -> (Addr<Hpa>, u64) {
+    (page.wrapping_add(WRITTEN_AT + index(csr) / 64 * 8), 1 << (index(csr) % 64))
+}
+
+/// Writes all CSRs to the shared memory, if there is any, except those that L1 has written there and that are still to be taken up.
+pub(super) fn publish<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
+    let time = run.vm.guest_time(env.now());
+    let Nested { shared: Some(at), .. } = *state(run) else { return Ok(()) };
+    let limits = limits(g, run.vm.svadu, time);
+    let nested = &*state(run);
+    let values = CSRS.map(|csr| nested.read(csr, &limits).unwrap_or(0));
+    let keeps = with(g, run, at, env, |page, mem| {
+        CSRS.map(|csr| {
+            let (word, bit) = written_bit(page, csr);
+            mem.read_u64(word) & bit != 0
+        })
+    })?;
+    with(g, run, at.wrapping_add(CSRS_AT), env, |page, mem| {
+        for ((csr, value), _) in CSRS.into_iter().zip(values).zip(keeps).filter(|(_, keeps)| !keeps) {
+            mem.write_u64(page.wrapping_add(8 * index(csr)), value);
+        }
+    })
+}
+
+/// Tells L1 by the shared memory of what has changed: after an exit of L2, or a write of L1's own to a CSR.
+pub(super) fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    if state(run).shared.is_some() {
+        let told = publish(g, run, env);
+        if told.is_err() {
+            state(run).owes = true;
+            run.shared.posted.fetch_or(request::FENCE_I, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Pays what is owed to L1, before L1 goes on. Returns whether nothing is owed.
+pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
+    if run.nested.as_ref().is_none_or(|nested| !nested.owes) {
+        return true;
+    }
+    let paid = swap_hstatus(g, run, env).and_then(|()| publish(g, run, env)).is_ok();
+    state(run).owes = !paid;
+    paid
+}
+
+/// An exit of L2's is over: swaps what is to be swapped, and tells L1 of all.
+pub(super) fn left<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
+    if state(run).shared.is_some() {
+        state(run).swaps = true;
+        let told = swap_hstatus(g, run, env).and_then(|()| publish(g, run, env));
+        if told.is_err() {
+            state(run).owes = true;
+            // So that the hart does not enter L1 at once.
+            run.shared.posted.fetch_or(request::FENCE_I, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Swaps `hstatus` with its value in the shared memory, if L1 wants that and it has not been done.
+pub(super) fn swap_hstatus<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
+    let Nested { shared: Some(at), swaps: true, csrs, .. } = *state(run) else { return Ok(()) };
+    let own = csrs.hstatus | rv::csr::hstatus::VSXL_64;
+    let other = with(g, run, at, env, |page, mem| {
+        let flags = mem.read_u64(page.wrapping_add(SWAP_AT));
+        (flags & SWAPPED_HSTATUS != 0).then(|| mem.exchange_u64(page.wrapping_add(SWAP_AT + 8), own))
+    })?;
+    state(run).swaps = false;
+    if let Some(value) = other {
+        write(g, run, (number::HSTATUS, value), env);
+    }
+    Ok(())
+}
