@@ -15,6 +15,7 @@ mod fake;
 mod host_map;
 mod lacking;
 mod lives;
+mod nested;
 mod network;
 mod pager;
 mod pmp;

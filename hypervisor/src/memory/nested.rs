@@ -9,6 +9,7 @@ use crate::hart::env::Env;
 use crate::memory::engine::{lend, with_memory};
 use crate::memory::shadow;
 use crate::vm::outcome::{Faulted, Outcome};
+use crate::vm::vcpu::nested::HypervisorCsrs;
 use crate::vm::vcpu::{Nested, VcpuRun};
 use crate::vm::{Unreachable, Vm};
 use abi::bundle::VmConfig;
@@ -96,7 +97,10 @@ pub(crate) fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Resu
     match attached {
         Ok(Some(loaded)) => {
             nested.root_of = hgatp;
-            nested.is_stale |= loaded.fence;
+            if loaded.fence {
+                // What the hart remembers of it is out of date: it gets another VMID there.
+                *nested.views.id() = IdSlot::new();
+            }
             Ok(true)
         }
         Ok(None) => Ok(false),
@@ -182,18 +186,22 @@ pub(crate) fn fill<E: Env>(g: &Gnomon, run: &mut VcpuRun, (at, request): (Addr<L
     }
 }
 
-/// Does a fence of L1's for translations of its guests' physical addresses (HFENCE.GVMA): of an address or all, of a VMID or all.
+/// Does a fence of L1's for translations of its guests' physical addresses (HFENCE.GVMA): of a range, with its length in bytes, or all; of a
+/// VMID or all.
 pub(crate) fn fence<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
-    (at, vmid): (Option<Addr<L2Gpa>>, Option<Vmid>),
+    (range, vmid): (Option<(Addr<L2Gpa>, u64)>, Option<Vmid>),
     env: &mut E,
 ) {
     let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
     let nested = &mut **nested;
-    // Without a root it has no translation of any.
-    let Some(root) = nested.root else { return };
-    let fence = GuestFence { range: at.map(|at| (at, 1)), asid: vmid.map(|vmid| Asid(vmid.0)) };
+    let Some(root) = nested.root else {
+        // It has no translation of any. Roots that it knows are brought up to date when it gets one.
+        nested.views.outdate_others(None, &mut nested.log);
+        return;
+    };
+    let fence = GuestFence { range, asid: vmid.map(|vmid| Asid(vmid.0)) };
     let Nested { views, log, .. } = &mut *nested;
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     let vm = Arc::clone(vm);
@@ -201,7 +209,10 @@ pub(crate) fn fence<E: Env>(
         engine.fence(&fence, root, views, log, host);
     });
     if fence.asid.is_none_or(|asid| asid == root.asid) {
-        env.fence_nested(nested, at.map(|at| at.align_down(PAGE_BYTES)));
+        match fence.pages() {
+            Some(pages) => pages.for_each(|page| env.fence_nested(nested, Some(page))),
+            None => env.fence_nested(nested, None),
+        }
     }
 }
 
@@ -213,37 +224,29 @@ pub(crate) enum Failed {
     Reach(Addr<Gpa>, Access),
 }
 
-/// Translates an access of L2's, as its `vsatp` and L1's `hgatp` say now. Changes no mapping.
-pub(crate) fn translate<E: Env>(
+/// Calls `act` with where accesses of L2's arrive in host RAM, as its `vsatp` and L1's `hgatp` say now. Changes no mapping. The VM's lock is
+/// held meanwhile, so nobody takes the frames away.
+pub(crate) fn with_translated<E: Env, T>(
     run: &VcpuRun,
     vsatp: u64,
-    (gva, request): (Addr<Gva>, &Request),
+    (places, request): ([Option<Addr<Gva>>; 2], &Request),
     env: &E,
-) -> Result<Addr<Hpa>, Failed> {
+    act: impl FnOnce([Option<Addr<Hpa>>; 2], &mut E::Mem) -> T,
+) -> Result<T, Failed> {
     let Some(nested) = &run.nested else { unreachable!("it has no H extension") };
     let guard = run.vm.memory.lock();
-    let Some(memory) = guard.as_ref() else {
-        return Err(Failed::Trap(Trap::new(access_fault(request.access), gva.raw())));
-    };
     let mem = &mut env.mem();
-    let ad = ad(&run.vm);
-    let mut walker = Walker { space: &memory.space, hgatp: Hgatp::decode(nested.csrs.hgatp), ad, mem };
-    let fail = |why| failed(why, request.access, gva);
-    let at = match Satp::decode(vsatp).table() {
-        None => Addr::new(gva.raw()),
-        Some((format, root)) => {
-            // (henvcfg.ADUE) VS-stage A and D are set for L2 as L1 lets them be.
-            let is_set = nested.csrs.henvcfg & rv::csr::envcfg::ADUE != 0;
-            let ad = if is_set { AdPolicy::Svadu } else { AdPolicy::Svade };
-            let walked = walk::translate(format, root, gva, request, (CAPS, ad), &mut walker);
-            match walked {
-                Ok(walk) => walk.out,
-                Err(walk::Fault { reason: Reason::Memory(why), .. }) => return Err(fail(why)),
-                Err(_) => return Err(Failed::Trap(Trap::new(mmu::two_stage::page_fault(request.access), gva.raw()))),
-            }
-        }
-    };
-    walker.host(at, &request.at_g_stage(), 0).map_err(fail)
+    let mut found = [None; 2];
+    for (gva, found) in places.into_iter().zip(&mut found) {
+        let Some(gva) = gva else { continue };
+        let Some(memory) = guard.as_ref() else {
+            return Err(Failed::Trap(Trap::new(access_fault(request.access), gva.raw())));
+        };
+        let hgatp = Hgatp::decode(nested.csrs.hgatp);
+        let mut walker = Walker { space: &memory.space, hgatp, ad: ad(&run.vm), mem: &mut *mem };
+        *found = Some(walker.walk(vsatp, &nested.csrs, (gva, request))?);
+    }
+    Ok(act(found, mem))
 }
 
 /// The walker honours what L1's machine has.
@@ -281,6 +284,32 @@ struct Walker<'a, M> {
 }
 
 impl<M: PhysMem> Walker<'_, M> {
+    /// Returns the host address of an access of L2's to its virtual memory.
+    fn walk(
+        &mut self,
+        vsatp: u64,
+        csrs: &HypervisorCsrs,
+        (gva, request): (Addr<Gva>, &Request),
+    ) -> Result<Addr<Hpa>, Failed> {
+        let fail = |why| failed(why, request.access, gva);
+        let at = match Satp::decode(vsatp).table() {
+            None => Addr::new(gva.raw()),
+            Some((format, root)) => {
+                // VS-stage A and D are set for L2 as L1 lets them be (henvcfg.ADUE).
+                let is_set = csrs.henvcfg & rv::csr::envcfg::ADUE != 0;
+                let ad = if is_set { AdPolicy::Svadu } else { AdPolicy::Svade };
+                match walk::translate(format, root, gva, request, (CAPS, ad), self) {
+                    Ok(walk) => walk.out,
+                    Err(walk::Fault { reason: Reason::Memory(why), .. }) => return Err(fail(why)),
+                    Err(_) => {
+                        return Err(Failed::Trap(Trap::new(mmu::two_stage::page_fault(request.access), gva.raw())));
+                    }
+                }
+            }
+        };
+        self.host(at, &request.at_g_stage(), 0).map_err(fail)
+    }
+
     /// Returns the host address of an access to L1's memory, if that is ready.
     fn own(&self, gpa: Addr<Gpa>, access: Access) -> Result<Addr<Hpa>, Astray> {
         if self.space.region_of(gpa.pfn()).is_none() {

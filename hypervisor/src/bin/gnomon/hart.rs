@@ -290,14 +290,13 @@ impl Hart {
     /// Prepares the entry into the loaded vCPU; `None` if it was given up instead.
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
         self.set_policy();
-        if !exit::nested::settle(self.g, &mut run, self) {
-            // L1 is to know of its guest's exit first, in memory that is still on its way.
-            let now = self.now();
-            self.requeue(run, now);
-            return None;
-        }
-        exit::nested::interrupt(self.g, &mut run, self);
-        while !self.announce(&run) {
+        loop {
+            if run.nested.is_some() {
+                run = self.settle_worlds(run)?;
+            }
+            if self.announce(&run) {
+                return Some(self.go(run));
+            }
             let is_parked = run.shared.posted.load(Ordering::SeqCst) & request::PARK != 0;
             if !is_parked && !run.vm.translation.may_enter(&run) {
                 // It has no root yet, and will go on to make one when it is loaded again.
@@ -311,7 +310,6 @@ impl Hart {
                 self.give_up(run, what_for);
                 return None;
             }
-            exit::nested::interrupt(self.g, &mut run, self);
             let vm = run.vm.slot();
             if let Some(generation) = shootdown::behind(&run.vm, self.index, self.tags.views[vm].fenced) {
                 self.tags.views[vm].fenced = generation;
@@ -321,7 +319,31 @@ impl Hart {
                 fence::instruction();
             }
         }
-        Some(self.go(run))
+    }
+
+    /// Delivers interrupts that a vCPU with the H extension is to take, and makes sure that L1 knows of L2's last exit before it goes on.
+    /// Returns the vCPU if it may enter, or is to leave its hart anyway.
+    #[cold]
+    #[inline(never)]
+    fn settle_worlds(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
+        exit::nested::interrupt(self.g, &mut run, self);
+        let Some(outcome) = exit::nested::settle(self.g, &mut run, self) else { return Some(run) };
+        if run.shared.posted.load(Ordering::SeqCst) & (request::PARK | request::PAUSE) != 0 {
+            return Some(run);
+        }
+        match outcome {
+            Outcome::Later => self.wait(run, u64::MAX),
+            Outcome::Depart(departure) => {
+                lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self);
+                // It has been asked to park.
+                return Some(run);
+            }
+            _ => {
+                let now = self.now();
+                self.requeue(run, now);
+            }
+        }
+        None
     }
 
     /// Announces that the guest is about to be entered, unless something is to be done before.
@@ -420,7 +442,9 @@ impl Hart {
             Outcome::Yield => return self.give_way(run),
             Outcome::Later => {
                 // It may take an interrupt first, as it might before the instruction.
-                let takes = self.privilege() == Mode::User || self.status() & rv::csr::status::SIE != 0;
+                // L1's interrupts are taken whatever L2's SIE is.
+                let takes =
+                    self.guest.runs_l2() || self.privilege() == Mode::User || self.status() & rv::csr::status::SIE != 0;
                 if !(takes && self.interrupt_pending()) && run.shared.posted.load(Ordering::SeqCst) == 0 {
                     let until = if takes { self.next_timer(&run) } else { u64::MAX };
                     self.wait(run, until);

@@ -29,13 +29,22 @@ pub(in crate::exit) fn instruction<E: Env>(
         System::GuestLoad(load) if may_access => {
             let kind = if load.is_fetch { Access::LoadExec } else { Access::Load };
             let at = run.context.x[usize::from(load.rs1)];
-            Some(access(g, run, (at, load.width, kind), env, |run, mem, parts| {
-                run.context.set(load.rd, load.extend(parts.read(mem)));
-            }))
+            let done = access(g, run, (at, load.width, kind), env, |parts, mem| parts.read(mem));
+            Some(done.map_or_else(
+                |outcome| outcome,
+                |raw| {
+                    run.context.set(load.rd, load.extend(raw));
+                    Outcome::Resume
+                },
+            ))
         }
         System::GuestStore(store) if may_access => {
             let (at, value) = (run.context.x[usize::from(store.rs1)], run.context.x[usize::from(store.rs2)]);
-            Some(access(g, run, (at, store.width, Access::Store), env, |_, mem, parts| parts.write(value, mem)))
+            let done = access(g, run, (at, store.width, Access::Store), env, |parts, mem| {
+                parts.write(value, mem);
+                value
+            });
+            Some(done.map_or_else(|outcome| outcome, |_| Outcome::Resume))
         }
         _ if from != Mode::Supervisor => None,
         System::Sret => Some(world::enter(g, run, env)),
@@ -55,9 +64,9 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
             // norm:hfence-gvma_op: rs1 holds the address shifted right by 2.
             let at = address.map(|at| Addr::new(at << 2));
             let vmid = id.map(|id| Vmid(id as u16 & rv::csr::atp::VMID_BITS as u16));
-            nested::fence(g, run, (at, vmid), env);
+            nested::fence(g, run, (at.map(|at| (at, 1)), vmid), env);
         }
-        FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(run, None, env),
+        FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(run, env),
         FenceKind::Sfence | FenceKind::Sinval => return None,
     }
     run.shared.counters.nested_fences.bump();

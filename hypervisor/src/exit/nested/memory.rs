@@ -15,7 +15,8 @@ use crate::vm::vcpu::nested::Refused;
 use alloc::format;
 use mmu::two_stage::{TINST_PTE_READ, TINST_PTE_WRITE, access_fault, guest_page_fault as exception_of};
 use rv::csr::{hstatus, status};
-use rv::{Access, Addr, Exception, Gva, Mode, PAGE_BYTES, PhysMem, Request, Trap};
+use rv::insn::MemInsn;
+use rv::{Access, Addr, Exception, Mode, PAGE_BYTES, PhysMem, Request, Trap};
 
 /// Handles a guest-page fault of L2's: Gnomon's table does not have the page (yet), or L1's does not.
 pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
@@ -46,7 +47,9 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
         Faulted::Inject(_) => own_or_reflect(g, run, Reflected::of(access_fault(access), &exit), env),
         Faulted::NoRam { gpa, .. } => match run.vm.device_at(gpa.raw()) {
             // L1 has given L2 a device of its own; the hart says what the instruction is, or it cannot be emulated.
-            Some(there) if access != Access::Fetch && exit.tinst & 1 != 0 => mmio::access(g, run, access, there, env),
+            Some(there) if access != Access::Fetch && MemInsn::from_tinst(exit.tinst, exit.tval).is_some() => {
+                mmio::access(g, run, access, there, env)
+            }
             _ => own_or_reflect(g, run, Reflected::of(access_fault(access), &exit), env),
         },
         Faulted::Fatal(message) => Outcome::kill(message),
@@ -57,14 +60,17 @@ const fn is_guest_page_fault(exception: Exception) -> bool {
     matches!(exception, Exception::FetchGuestPage | Exception::LoadGuestPage | Exception::StoreGuestPage)
 }
 
-/// Carries out an access of L1's to L2's memory of some bytes at `at`, by `act`. The instruction is over then.
+/// Carries out an access of L1's to L2's memory of some bytes at `at`, by `act`, which returns the value of a load. The instruction is over then.
+///
+/// # Errors
+/// How L1 goes on instead.
 pub(super) fn access<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
     (at, bytes, access): (u64, u8, Access),
     env: &mut E,
-    mut act: impl FnMut(&mut VcpuRun, &mut E::Mem, Parts),
-) -> Outcome {
+    act: impl Fn(&Parts, &mut E::Mem) -> u64,
+) -> Result<u64, Outcome> {
     let (nested, own) = (state(run), env.status());
     let (vs, hs) = (nested.other.vsstatus, nested.csrs.hstatus);
     let mode = if hs & hstatus::SPVP != 0 { Mode::Supervisor } else { Mode::User };
@@ -74,20 +80,47 @@ pub(super) fn access<E: Env>(
     let vsatp = nested.other.vsatp;
     // It may lie in two pages.
     let first = (PAGE_BYTES - (at & (PAGE_BYTES - 1))).min(bytes.into());
-    let mut parts = Parts { at: [None, None], split: first as usize, bytes: bytes.into() };
-    for (part, offset) in parts.at.iter_mut().zip([0, first]).filter(|(_, offset)| *offset < u64::from(bytes)) {
-        match reached(g, run, (Addr::new(at.wrapping_add(offset)), &request, vsatp), env) {
-            Ok(hpa) => *part = Some(hpa),
-            Err(outcome) => return outcome,
+    let places = [Some(at), (first < bytes.into()).then(|| at.wrapping_add(first))].map(|at| at.map(Addr::new));
+    /// Tables of both stages, and the pages, may each be missing.
+    const ATTEMPTS: usize = 64;
+    for _ in 0..ATTEMPTS {
+        let done = nested::with_translated(run, vsatp, (places, &request), env, |at, mem| {
+            act(&Parts { at, split: first as usize, bytes: bytes.into() }, mem)
+        });
+        let what = match done {
+            Ok(value) => {
+                run.shared.counters.nested_accesses.bump();
+                run.context.skip(4);
+                return Ok(value);
+            }
+            Err(Failed::Trap(trap)) => return Err(refused(run, &trap, env)),
+            Err(Failed::Reach(gpa, access)) => (gpa, access),
+        };
+        match nested::reach(g, run, what, env) {
+            Ok(()) => {}
+            Err(Unreachable::Gone | Unreachable::Later) => return Err(Outcome::Resume),
+            Err(Unreachable::Waits { since }) => return Err(wait_for_memory(g, run, since)),
+            Err(Unreachable::Hole | Unreachable::Denied) => {
+                let trap = Trap::new(access_fault(request.access), at);
+                return Err(refused(run, &trap, env));
+            }
+            Err(why) => return Err(Outcome::kill(format!("no memory for an access to its guest's memory: {why}"))),
         }
     }
-    run.shared.counters.nested_accesses.bump();
-    run.context.skip(4);
-    act(run, &mut env.mem(), parts);
-    Outcome::Resume
+    Err(Outcome::Resume)
 }
 
-/// The places of an access in host RAM, which are the VM's until the exit ends.
+/// Reads L2's present instruction, on harts that do not report the one that trapped. `None` if it is not to be had at once.
+pub(super) fn fetch<E: Env>(run: &mut VcpuRun, env: &E) -> Option<u64> {
+    let (pc, mode, vsatp) = (run.context.pc, env.privilege(), env.vsatp());
+    let request = Request { mode, ..Request::supervisor(Access::Fetch) };
+    let first = (PAGE_BYTES - (pc & (PAGE_BYTES - 1))).min(4);
+    let places = [Some(pc), (first < 4).then(|| pc.wrapping_add(first))].map(|at| at.map(Addr::new));
+    let read = |at, mem: &mut E::Mem| Parts { at, split: first as usize, bytes: 4 }.read(mem);
+    nested::with_translated(run, vsatp, (places, &request), env, read).ok()
+}
+
+/// The places of an access in host RAM, while the VM's lock is held.
 pub(super) struct Parts {
     at: [Option<Addr<rv::Hpa>>; 2],
     split: usize,
@@ -113,35 +146,6 @@ impl Parts {
             at.iter().for_each(|at| mem.write_bytes(*at, part));
         }
     }
-}
-
-/// Returns where an access arrives, with L1's memory made ready for it.
-fn reached<E: Env>(
-    g: &Gnomon,
-    run: &mut VcpuRun,
-    (at, request, vsatp): (Addr<Gva>, &Request, u64),
-    env: &mut E,
-) -> Result<Addr<rv::Hpa>, Outcome> {
-    /// Tables of both stages, and the page, may each be missing.
-    const ATTEMPTS: usize = 32;
-    for _ in 0..ATTEMPTS {
-        let what = match nested::translate(run, vsatp, (at, request), env) {
-            Ok(hpa) => return Ok(hpa),
-            Err(Failed::Trap(trap)) => return Err(refused(run, &trap, env)),
-            Err(Failed::Reach(gpa, access)) => (gpa, access),
-        };
-        match nested::reach(g, run, what, env) {
-            Ok(()) => {}
-            Err(Unreachable::Gone | Unreachable::Later) => return Err(Outcome::Resume),
-            Err(Unreachable::Waits { since }) => return Err(wait_for_memory(g, run, since)),
-            Err(Unreachable::Hole | Unreachable::Denied) => {
-                let trap = Trap::new(access_fault(request.access), at.raw());
-                return Err(refused(run, &trap, env));
-            }
-            Err(why) => return Err(Outcome::kill(format!("no memory for an access to its guest's memory: {why}"))),
-        }
-    }
-    Err(Outcome::Resume)
 }
 
 /// Gives L1 the trap of its own access to L2's memory: its V was 0, and the address is a guest virtual one.

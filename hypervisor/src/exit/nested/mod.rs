@@ -22,11 +22,12 @@ pub(super) use instruction::instruction;
 pub use shared::settle;
 pub use world::interrupt;
 
+use crate::exit::time;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
-use rv::csr::hstatus;
+use rv::csr::{COUNTEREN_TM, hstatus};
 use rv::system::{WFI, WRS_NTO};
 use rv::{Access, Cause, Exception, Interrupt, Mode};
 use state::state;
@@ -55,6 +56,7 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         Cause::Exception(Exception::LoadGuestPage) => memory::guest_page_fault(g, run, Access::Load, env),
         Cause::Exception(Exception::FetchGuestPage) => memory::guest_page_fault(g, run, Access::Fetch, env),
         Cause::Exception(Exception::VirtualInstruction) => virtual_instruction(g, run, env),
+        Cause::Exception(Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
         Cause::Exception(exception) => world::own_or_reflect(g, run, Reflected::of(exception, &exit), env),
         cause @ (Cause::Interrupt(_) | Cause::Unknown(_)) => Outcome::kill(alloc::format!(
             "vCPU {} trapped with {cause:?} at {:#x} in its guest's guest, which Gnomon does not know how to handle",
@@ -64,18 +66,31 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     }
 }
 
+/// Carries out L2's read of `time`, on harts that lack it, if that is what has trapped and it may.
+fn reads_time<E: Env>(run: &mut VcpuRun, env: &mut E) -> bool {
+    let insn = run.context.exit.tval;
+    let (rd, delta) = ((insn >> 7 & 31) as u8, state(run).csrs.htimedelta);
+    if state(run).csrs.hcounteren & COUNTEREN_TM == 0 || time::read(run, insn, env.privilege(), env).is_none() {
+        return false;
+    }
+    let time = run.context.x[usize::from(rd)].wrapping_add(delta);
+    run.context.set(rd, time);
+    true
+}
+
 /// Handles an instruction of L2's that only a hypervisor may execute. It is L1's to handle; but waits may be those that Gnomon makes trap.
 fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
     let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
-    // QEMU does not report WRS.NTO, and no other than the two waits come here without L1's wish.
-    match exit.tval {
+    // QEMU does not report WRS.NTO.
+    let insn = if exit.tval == 0 { memory::fetch(run, env).unwrap_or(0) } else { exit.tval };
+    match insn {
         WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
             run.context.skip(4);
             run.shared.counters.wfis.bump();
             Outcome::Wait
         }
-        WRS_NTO | 0 if !traps_waits => {
+        WRS_NTO if !traps_waits => {
             run.context.skip(4);
             run.shared.counters.wrs_ntos.bump();
             Outcome::Yield

@@ -7,7 +7,7 @@ use super::fences::vvma;
 use super::shared::{CSRS, CSRS_AT, FENCE_BYTES, FENCES, FENCES_AT, index, publish, swap_hstatus, with, written_bit};
 use super::state::{state, write};
 use super::world::{self, interrupt};
-use crate::exit::sbi::encoding::Answer;
+use crate::exit::sbi::encoding::{Answer, answer};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::nested;
@@ -47,9 +47,9 @@ pub(in crate::exit) fn call<E: Env>(
         },
         (SYNC_CSR | SYNC_HFENCE | SYNC_SRET, None) => reply(Err(Error::NoShmem)),
         (SYNC_CSR, Some(at)) => match args[0] {
-            ALL => Some(sync_csrs(g, run, (at, None), env).map(|()| Answer::Reply(Ok(0)))),
+            ALL => Some(csrs_now(g, run, (at, None), env)),
             csr => match CSRS.into_iter().find(|it| u64::from(*it) == csr) {
-                Some(csr) => Some(sync_csrs(g, run, (at, Some(csr)), env).map(|()| Answer::Reply(Ok(0)))),
+                Some(csr) => Some(csrs_now(g, run, (at, Some(csr)), env)),
                 None => reply(Err(Error::InvalidParam)),
             },
         },
@@ -102,9 +102,21 @@ fn sync_csrs<E: Env>(
     for ((csr, value), _) in CSRS.into_iter().zip(values).zip(written).filter(|(_, written)| *written) {
         write(g, run, (csr, value), env);
     }
-    publish(g, run, env)?;
+    publish(g, run, env)
+}
+
+/// Synchronises CSRs for a call that does nothing else.
+fn csrs_now<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    what: (Addr<Gpa>, Option<u16>),
+    env: &mut E,
+) -> Result<Answer, Unreachable> {
+    sync_csrs(g, run, what, env)?;
+    // Before an interrupt is taken, which the call's end may let through.
+    answer(run, Ok(0));
     interrupt(g, run, env);
-    Ok(())
+    Ok(Answer::Outcome(Outcome::Resume))
 }
 
 /// A fence that L1 asks for.
@@ -115,7 +127,15 @@ struct Wanted {
     count: u64,
 }
 
+/// The steps that the fences of one call may take: pages, or [`WIDE`] for a fence of all addresses. With more, L1 makes the call again.
+const STEPS: u64 = 128;
+/// The steps of a fence of all addresses.
+const WIDE: u64 = 64;
+
 /// Does the fences of those numbers that L1 asks for.
+///
+/// # Errors
+/// [`Unreachable::Later`] if there are too many for one exit: those that are done are asked for no more.
 fn sync_fences<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -123,52 +143,59 @@ fn sync_fences<E: Env>(
     env: &mut E,
 ) -> Result<(), Unreachable> {
     const PENDING: u64 = 1 << 63;
+    let mut steps = 0;
     for n in numbers {
+        let is_late = steps >= STEPS;
         let wanted = with(g, run, at, env, |page, mem| {
             let entry = page.wrapping_add(FENCES_AT + n * FENCE_BYTES);
             let config = mem.read_u64(entry);
             (config & PENDING != 0).then(|| {
                 let (first, count) = (mem.read_u64(entry.wrapping_add(8)), mem.read_u64(entry.wrapping_add(24)));
-                mem.write_u64(entry, config & !PENDING);
+                if !is_late {
+                    mem.write_u64(entry, config & !PENDING);
+                }
                 Wanted { config, first, count }
             })
         })?;
-        if let Some(wanted) = wanted {
-            run.shared.counters.nested_fences.bump();
-            fence(g, run, wanted, env);
+        match wanted {
+            Some(_) if is_late => return Err(Unreachable::Later),
+            Some(wanted) => {
+                run.shared.counters.nested_fences.bump();
+                steps += fence(g, run, wanted, env);
+            }
+            None => {}
         }
     }
     Ok(())
 }
 
-/// Does a fence.
-fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }: Wanted, env: &mut E) {
-    /// Pages beyond which a fence is one of all addresses.
-    const MOST: u64 = 64;
+/// Does a fence. Returns its steps.
+fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }: Wanted, env: &mut E) -> u64 {
     const TYPE_SHIFT: u32 = 56;
     const ORDER_SHIFT: u32 = 48;
     const VMID_SHIFT: u32 = 16;
     let (kind, order) = (config >> TYPE_SHIFT & 15, 12 + (config >> ORDER_SHIFT & 0x7f));
-    let vmid = Vmid((config >> VMID_SHIFT & VMID_BITS) as u16);
-    let of_vmid = (kind & 2 != 0).then_some(vmid);
-    if kind >= 8 {
-        return;
-    }
-    if kind >= 4 {
-        return vvma(run, Some(vmid), env);
+    let vmid = (kind & 2 != 0).then_some(Vmid((config >> VMID_SHIFT & VMID_BITS) as u16));
+    match kind {
+        0..4 => {}
+        4..8 => {
+            vvma(run, env);
+            return 1;
+        }
+        _ => return 0,
     }
     // Odd kinds are of all addresses.
-    let bytes = if order < 64 { count.checked_shl(order as u32) } else { None };
-    let pages =
-        bytes.map(|bytes| bytes.div_ceil(PAGE_BYTES)).filter(|pages| kind & 1 == 0 && (1..=MOST).contains(pages));
-    match pages {
-        Some(pages) => {
-            let start = first.wrapping_shl(order as u32);
-            for n in 0..pages {
-                nested::fence(g, run, (Some(Addr::new(start.wrapping_add(n * PAGE_BYTES))), of_vmid), env);
-            }
+    let unit = 1_u64.checked_shl(order as u32).filter(|_| kind & 1 == 0);
+    let range = unit.and_then(|unit| Some((first.checked_mul(unit)?, count.checked_mul(unit)?)));
+    match range.filter(|(_, bytes)| (1..=WIDE * PAGE_BYTES).contains(bytes)) {
+        Some((start, bytes)) => {
+            nested::fence(g, run, (Some((Addr::new(start), bytes)), vmid), env);
+            bytes.div_ceil(PAGE_BYTES)
         }
-        None => nested::fence(g, run, (None, of_vmid), env),
+        None => {
+            nested::fence(g, run, (None, vmid), env);
+            WIDE
+        }
     }
 }
 

@@ -9,10 +9,13 @@
 //! | 0x1000 | the CSRs, 8 bytes each |
 
 use super::state::{limits, state, write};
+use crate::exit::memory::wait_for_memory;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::Unreachable;
+use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::{Nested, VcpuRun, request};
+use alloc::format;
 use core::sync::atomic::Ordering;
 use rv::system::number;
 use rv::{Access, Addr, Gpa, Hpa, PhysMem};
@@ -104,14 +107,21 @@ pub(super) fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
 }
 
-/// Pays what is owed to L1, before L1 goes on. Returns whether nothing is owed.
-pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> bool {
+/// Tells L1 of the last exit of L2's, if it has not been told, before L1 goes on. Returns how the vCPU goes on instead, if that cannot be done
+/// now: L1 must not be entered then.
+pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
     if run.nested.as_ref().is_none_or(|nested| !nested.owes) {
-        return true;
+        return None;
     }
-    let paid = swap_hstatus(g, run, env).and_then(|()| publish(g, run, env)).is_ok();
-    state(run).owes = !paid;
-    paid
+    match swap_hstatus(g, run, env).and_then(|()| publish(g, run, env)) {
+        Ok(()) => {
+            state(run).owes = false;
+            None
+        }
+        Err(Unreachable::Waits { since }) => Some(wait_for_memory(g, run, since)),
+        Err(Unreachable::Gone | Unreachable::Later) => Some(Outcome::Resume),
+        Err(why) => Some(Outcome::kill(format!("no memory for what its guest's exit tells it: {why}"))),
+    }
 }
 
 /// An exit of L2's is over: swaps what is to be swapped, and tells L1 of all.

@@ -8,8 +8,9 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::nested;
 use crate::vm::outcome::Outcome;
-use crate::vm::vcpu::VcpuRun;
 use crate::vm::vcpu::nested::{Refused, VS_INTERRUPTS};
+use crate::vm::vcpu::{Nested, VcpuRun, request};
+use core::sync::atomic::Ordering;
 use rv::csr::{envcfg, hstatus, status};
 use rv::{Exception, Exit, Interrupt, Mode, Trap};
 
@@ -99,11 +100,15 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
     Outcome::Resume
 }
 
-/// Lets Gnomon's timer stand in for L1's comparator, which no register of the hart holds while L2 runs, and for L2's if its interrupt is L1's.
+/// Lets Gnomon's timer stand in for L1's comparator, which no register of the hart holds while L2 runs, and for the one of L2's that L1 knew
+/// at the entry, if its interrupt is L1's.
 fn watch_timers<E: Env>(run: &mut VcpuRun, env: &mut E) {
-    let now = env.now();
-    let own = state(run).other.vstimecmp;
-    let due = run.vm.host_time(own, now);
+    let (now, timer) = (env.now(), Interrupt::VsTimer.bit());
+    let Nested { csrs, other, kept: (_, l2), .. } = state(run);
+    let is_l1s = csrs.henvcfg & envcfg::STCE != 0 && timer & csrs.hie & !csrs.hideleg != 0 && *l2 != u64::MAX;
+    let l2 = if is_l1s { l2.wrapping_sub(csrs.htimedelta) } else { u64::MAX };
+    let at = other.vstimecmp.min(l2);
+    let due = run.vm.host_time(at, now);
     if due <= now {
         env.set_timer_interrupt(true);
         run.deadline = u64::MAX;
@@ -125,6 +130,9 @@ fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
     let (delegated, csrs) = (state.csrs.hideleg, &mut state.csrs);
     csrs.hie = csrs.hie & !delegated | state.other.vsie << 1 & delegated;
+    if core::mem::take(&mut state.waits_events) {
+        run.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
+    }
     if g.offer.timer == GuestTimer::Sstc {
         // L1's comparator is in the hart again.
         run.deadline = u64::MAX;
@@ -174,11 +182,17 @@ pub fn interrupt<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         Interrupt::VsSoft,
         Interrupt::VsTimer,
     ];
-    let time = run.vm.guest_time(env.now());
     let Some(nested) = run.nested.as_deref() else { return };
+    let time = run.vm.guest_time(env.now());
     let pending = if nested.runs_l2 {
+        let mut held = env.held_interrupts();
+        if g.offer.timer == GuestTimer::Sstc {
+            // Gnomon's timer may have stood in for L2's comparator.
+            let timer = Interrupt::VsTimer.bit();
+            held = held & !timer | if time >= nested.other.vstimecmp { timer } else { 0 };
+        }
+        let own = held & (nested.other.vsie << 1) & VS_INTERRUPTS;
         // Of L2's, what the hart has pending and may not deliver.
-        let own = env.held_interrupts() & (nested.other.vsie << 1) & VS_INTERRUPTS;
         own >> 1 | env.undelegated_interrupts() & nested.csrs.hie & !nested.csrs.hideleg
     } else {
         let takes = env.privilege() == Mode::User || env.status() & status::SIE != 0;

@@ -28,7 +28,7 @@ pub(in crate::exit) enum Answer {
 pub(super) type Args = [u64; 6];
 
 /// Writes the reply to the guest's registers.
-pub(super) fn answer(run: &mut VcpuRun, reply: Reply) {
+pub(in crate::exit) fn answer(run: &mut VcpuRun, reply: Reply) {
     let (error, value) = match reply {
         Ok(value) => (0, value),
         Err(e) => (e as i64 as u64, 0),

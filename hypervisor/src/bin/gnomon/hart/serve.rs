@@ -45,6 +45,10 @@ impl Hart {
             self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
         }
         if posted & request::EVENTS != 0 {
+            if let Some(nested) = run.nested.as_deref_mut().filter(|nested| nested.runs_l2) {
+                nested.waits_events = true;
+                return None;
+            }
             sbi::deliver(run, self);
         }
         None

@@ -14,16 +14,13 @@ impl Worlds for Hart {
         let (slot, stays) = (run.vm.slot(), run.last_hart == self.index);
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
-        let is_stale = core::mem::take(&mut nested.is_stale);
         let id = nested.views.id();
         let acquired = self.tags.views[slot].vmids.come(id, stays, &mut self.tags.vmids);
         let vmid = Vmid(id.id());
         self.guest.set_two_stage(atp::hgatp(root.format, vmid, root.table));
         self.guest.set_svadu(run.vm.svadu);
-        match acquired {
-            Acquired::RolledOver => fence::gvma_all(),
-            Acquired::Same if is_stale => fence::gvma_vmid(vmid),
-            Acquired::Same | Acquired::New => {}
+        if acquired == Acquired::RolledOver {
+            fence::gvma_all();
         }
         if acquired != Acquired::Same {
             fence::vvma_all();

@@ -20,8 +20,6 @@ pub struct Nested {
     pub root: Option<Root<L2Gpa>>,
     /// L1's `hgatp` that they stand for.
     pub root_of: u64,
-    /// Set if the hart's translations by that root are out of date: it is fenced before L2 is entered.
-    pub is_stale: bool,
     /// The guest-page fault that L1 was told of last, until it enters L2 again.
     pub reflected: Option<Refused>,
     /// The memory that L1 shares with Gnomon by the SBI extension NACL, if it does.
@@ -30,6 +28,8 @@ pub struct Nested {
     pub owes: bool,
     /// `hstatus` is still to be swapped there, if L1 wants that.
     pub swaps: bool,
+    /// A software event of L1's is due, which cannot be delivered while L2 runs.
+    pub waits_events: bool,
     /// While L2 runs: its `hvip` and `vstimecmp` as L1 knows them.
     pub kept: (u64, u64),
     /// The roots that L1's values of `hgatp` have led to.
@@ -96,7 +96,7 @@ impl Nested {
             runs_l2: false,
             root: None,
             root_of: 0,
-            is_stale: false,
+            waits_events: false,
             reflected: None,
             shared: None,
             owes: false,
@@ -116,6 +116,7 @@ impl Nested {
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
         self.runs_l2 = false;
         (self.reflected, self.shared, self.owes, self.swaps) = (None, None, false, false);
+        self.waits_events = false;
     }
 
     /// Returns the world that runs.

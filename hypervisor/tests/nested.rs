@@ -1,0 +1,229 @@
+//! A guest that is a hypervisor (L1), and its guest (L2): entries, exits, and the memory that Gnomon takes from L1.
+
+use crate::fake::{self, Event, World, printed, vm_config, world_of};
+use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use hypervisor::device::offer::GuestTimer;
+use hypervisor::exit;
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::{self, Nested};
+use mmu::Edits;
+use mmu::gstage::{Ready, Span};
+use mmu::shadow::{Host, Shadow};
+use mmu::walk::{Ram, walk};
+use rv::csr::{atp, hstatus, status};
+use rv::system::number;
+use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn, Request};
+
+const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
+const LOAD: u64 = Exception::LoadGuestPage as u64;
+const SRET: u64 = 0x1020_0073;
+/// L1's root table, the next one, the one with leaves, and a page that it gives to L2.
+const ROOT: u64 = GUEST_RAM_BASE + (4 << 20);
+const MIDDLE: u64 = ROOT + 0x4000;
+const LEAVES: u64 = ROOT + 0x5000;
+const PAGE: u64 = ROOT + 0x10_0000;
+/// L2's address of that page.
+const AT: u64 = 0x4000_3000;
+const ALL: u64 = 0xdf;
+
+fn l1() -> World {
+    let config = VmConfig { nested: true, mmu: Some(MmuMode::TwoStage), ..vm_config("l1", 1) };
+    world_of(config, GuestTimer::Sstc)
+}
+
+fn state(w: &mut World) -> &mut Nested {
+    w.run.nested.as_deref_mut().expect("it has the H extension")
+}
+
+fn store(w: &mut World, at: u64, value: u64) {
+    let done = fake::write(&w.g, &w.run.vm, Addr::new(at), &value.to_le_bytes(), &mut w.hart);
+    assert!(done.is_ok(), "{at:#x}: {done:?}");
+}
+
+/// `csrw CSR, a0`.
+fn csrw(w: &mut World, csr: u16, value: u64) {
+    w.run.context.x[10] = value;
+    let insn = u64::from(csr) << 20 | 0x5_1073;
+    assert_eq!(w.exit(VIRTUAL, insn, 0, 0), Outcome::Resume);
+}
+
+/// `csrr a0, CSR`.
+fn csrr(w: &mut World, csr: u16) -> u64 {
+    let insn = u64::from(csr) << 20 | 0x2573;
+    assert_eq!(w.exit(VIRTUAL, insn, 0, 0), Outcome::Resume);
+    w.run.context.x[10]
+}
+
+/// Makes L1's tables, and its wish to enter L2 at `pc`.
+fn with_tables() -> World {
+    let mut w = l1();
+    let pointer = |to: u64| to >> 12 << 10 | 1;
+    store(&mut w, ROOT + 8, pointer(MIDDLE));
+    store(&mut w, MIDDLE, pointer(LEAVES));
+    store(&mut w, LEAVES + 3 * 8, PAGE >> 12 << 10 | ALL);
+    store(&mut w, PAGE, 4711);
+    csrw(&mut w, number::HGATP, 8 << atp::MODE_SHIFT | 5 << atp::ID_SHIFT | ROOT >> 12);
+    w
+}
+
+fn enter(w: &mut World, pc: u64) {
+    csrw(w, number::HSTATUS, hstatus::SPV | hstatus::SPVP);
+    w.hart.regs.vsepc = pc;
+    w.hart.regs.vsstatus |= status::SPP;
+    // Its tables may take more than one attempt.
+    for _ in 0..100 {
+        assert_eq!(w.exit(VIRTUAL, SRET, 0, 0), Outcome::Resume);
+        if w.run.runs_l2() {
+            assert_eq!((w.run.context.pc, w.hart.mode), (pc, Mode::Supervisor));
+            return;
+        }
+    }
+    panic!("L2 is not entered");
+}
+
+/// An exit of L2's, and those that it makes until its memory is ready.
+fn exit_of_l2(w: &mut World, cause: u64, tval: u64, gpa: u64) {
+    for _ in 0..100 {
+        w.run.context.exit = Exit { cause, tval, tval2: gpa >> 2, tinst: 0 };
+        assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
+        if !w.run.runs_l2() || w.run.shared.counters.nested_faults.get() != 0 {
+            return;
+        }
+    }
+    panic!("L2's fault is not answered");
+}
+
+/// Returns the host address that L2's `at` leads to by the table which the hart walks.
+fn walked(w: &mut World, at: u64) -> Option<u64> {
+    let root = state(w).root?;
+    let mem = w.hart.mem.clone();
+    let request = Request::user(Access::Store);
+    let found = walk(root.format, root.table, Addr::<L2Gpa>::new(at), &request, Caps::default(), &mut Ram(&mem));
+    found.ok().map(|walk| walk.out.raw())
+}
+
+#[test]
+fn l2_runs_behind_the_shadow_of_l1s_table() {
+    let mut w = with_tables();
+    enter(&mut w, 0x1000);
+    let events = &w.hart.events;
+    assert!(events.iter().any(|event| matches!(event, Event::Nested(_))), "{events:?}");
+    assert_eq!(walked(&mut w, AT), None);
+    exit_of_l2(&mut w, LOAD, AT + 8, AT + 8);
+    let hpa = walked(&mut w, AT + 8).expect("it is filled");
+    let mut bytes = [0; 8];
+    rv::PhysMem::read_bytes(&w.hart.mem, Addr::new(hpa - 8), &mut bytes);
+    assert_eq!(u64::from_le_bytes(bytes), 4711);
+}
+
+#[test]
+fn a_fault_that_l1s_table_makes_is_l1s_and_is_not_made_twice() {
+    let mut w = with_tables();
+    enter(&mut w, 0x1000);
+    w.hart.regs.vstvec = 0xdead_0000;
+    state(&mut w).other.vstvec = 0x8010_0000;
+    w.hart.mode = Mode::User;
+    exit_of_l2(&mut w, LOAD, 0x7123, 0x4000_4123);
+    assert!(!w.run.runs_l2());
+    let regs = w.hart.regs;
+    assert_eq!((regs.vscause, regs.vstval, regs.vsepc), (LOAD, 0x7123, 0x1000));
+    assert_eq!((w.run.context.pc, w.hart.mode), (0x8010_0000, Mode::Supervisor));
+    assert_eq!(regs.vsstatus & status::SPP, 0, "L2 was in user mode");
+    assert_eq!((csrr(&mut w, number::HTVAL), csrr(&mut w, number::VSTVEC)), (0x4000_4123 >> 2, 0xdead_0000));
+    let status = csrr(&mut w, number::HSTATUS);
+    assert_eq!(status & (hstatus::SPV | hstatus::SPVP | hstatus::GVA), hstatus::SPV | hstatus::GVA);
+    // L1 maps the page, and enters L2 at the same instruction.
+    store(&mut w, LEAVES + 4 * 8, PAGE >> 12 << 10 | ALL);
+    enter(&mut w, 0x1000);
+    assert_eq!(w.run.shared.counters.nested_filled.get(), 1);
+    assert!(walked(&mut w, 0x4000_4123).is_some());
+}
+
+/// A fence that only takes note.
+#[derive(Default)]
+struct Noted(Vec<FenceScope<Gpa>>);
+
+impl Fence<Gpa> for Noted {
+    fn fence(&mut self, scope: FenceScope<Gpa>) {
+        self.0.push(scope);
+    }
+}
+
+#[test]
+fn a_page_that_gnomon_takes_from_l1_is_out_of_l2s_reach() {
+    let mut w = with_tables();
+    enter(&mut w, 0x1000);
+    exit_of_l2(&mut w, LOAD, AT, AT);
+    assert!(walked(&mut w, AT).is_some());
+    let (mut hw, mut mem) = (Noted::default(), w.hart.mem.clone());
+    {
+        let mut guard = w.run.vm.memory.lock();
+        let memory = guard.as_mut().expect("it has memory");
+        let (mut ready, frames) = (Ready::Nothing, w.g.frames());
+        let host = &mut Host::new(&mut memory.space, (frames, &mut ready), &mut mem, &mut hw);
+        let page = Span { start: Pfn::new(PAGE >> 12), pages: 1 };
+        Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), host }.give_back(&[page]);
+    }
+    assert_eq!(walked(&mut w, AT), None);
+    assert!(!hw.0.is_empty(), "and the TLBs forget it");
+    // L2 touches it again, and finds zeroes.
+    w.run.shared.counters.nested_faults.add(0);
+    w.run.context.exit = Exit { cause: LOAD, tval: AT, tval2: AT >> 2, tinst: 0 };
+    assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
+    assert!(w.run.runs_l2());
+}
+
+#[test]
+fn an_interrupt_of_l1s_ends_l2s_run_if_it_is_enabled() {
+    let mut w = with_tables();
+    enter(&mut w, 0x1000);
+    state(&mut w).other.vstvec = 0x8010_0001;
+    w.hart.held = Interrupt::VsSoft.bit();
+    exit::nested::interrupt(&w.g, &mut w.run, &mut w.hart);
+    assert!(w.run.runs_l2(), "L1 has not enabled it");
+    state(&mut w).other.vsie = Interrupt::SSoft.bit();
+    exit::nested::interrupt(&w.g, &mut w.run, &mut w.hart);
+    assert!(!w.run.runs_l2());
+    assert_eq!((w.hart.regs.vscause, w.run.context.pc), (1 << 63 | 1, 0x8010_0004), "vectored");
+}
+
+#[test]
+fn a_wait_of_l2s_is_gnomons_or_l1s() {
+    for (traps, is_l1s) in [(0, false), (hstatus::VTW, true)] {
+        let mut w = with_tables();
+        csrw(&mut w, number::HSTATUS, traps);
+        enter(&mut w, 0x1000);
+        state(&mut w).csrs.hstatus |= traps;
+        w.run.context.exit = Exit { cause: VIRTUAL, tval: rv::system::WFI, ..Exit::default() };
+        let outcome = exit::nested::handle(&w.g, &mut w.run, &mut w.hart);
+        assert_eq!((outcome == Outcome::Wait, w.run.runs_l2()), (!is_l1s, !is_l1s));
+    }
+}
+
+#[test]
+fn the_worlds_of_a_hart_are_told_apart() {
+    let mut w = with_tables();
+    w.hart.events.clear();
+    csrw(&mut w, number::HSTATUS, hstatus::SPV);
+    assert!(w.hart.events.contains(&Event::World(vcpu::World::Leaving)), "{:?}", w.hart.events);
+    // A trap of L1's own ends its wish.
+    let outcome = w.exit(LOAD, 5, 0x1000, 0);
+    assert_eq!((outcome, w.hart.regs.vscause), (Outcome::Resume, Exception::LoadAccess.code()));
+    assert_eq!(csrr(&mut w, number::HSTATUS) & hstatus::SPV, 0);
+    assert!(w.hart.events.contains(&Event::World(vcpu::World::Own)), "{:?}", w.hart.events);
+}
+
+#[test]
+fn the_extension_is_refused_where_it_cannot_be() {
+    for mmu in [MmuMode::Lazy, MmuMode::Adaptive] {
+        let config = VmConfig { nested: true, mmu: Some(mmu), ..vm_config("vm", 1) };
+        let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
+        fake::start_due(&g, &mut hart);
+        let printed = printed();
+        assert!(printed.contains("needs mmu = two-stage"), "{printed}");
+    }
+    // Without it, its instructions are illegal.
+    let mut w = world_of(vm_config("vm", 1), GuestTimer::Sstc);
+    let outcome = w.exit(VIRTUAL, 0x6000_2573, 0, 0);
+    assert_eq!((outcome, w.hart.regs.vscause), (Outcome::Resume, Exception::IllegalInstruction.code()));
+}
