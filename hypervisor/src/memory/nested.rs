@@ -225,7 +225,7 @@ pub(crate) enum Failed {
 }
 
 /// Calls `act` with where accesses of L2's arrive in host RAM, as its `vsatp` and L1's `hgatp` say now. Changes no mapping. The VM's lock is
-/// held meanwhile, so nobody takes the frames away.
+/// held meanwhile, so the frames stay the VM's.
 pub(crate) fn with_translated<E: Env, T>(
     run: &VcpuRun,
     vsatp: u64,
