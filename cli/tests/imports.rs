@@ -8,8 +8,9 @@ mod sizes;
 
 use graph::Imports;
 use sizes::Sizes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::LazyLock;
 
 /// Most lines of a file.
@@ -56,6 +57,31 @@ static CRATES: LazyLock<Vec<(PathBuf, Imports)>> = LazyLock::new(|| {
     };
     roots.into_iter().map(imports).collect()
 });
+
+/// The features of each package that the selected ones are built with.
+fn features(selection: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["tree", "--offline", "--prefix", "none", "--format", "{p}|{f}"]).args(selection);
+    let output = cargo.current_dir(repository()).output().expect("cargo");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut all = BTreeMap::<_, BTreeSet<_>>::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        // Packages of the workspace are apart by lines without one.
+        let Some((package, features)) = line.split_once('|') else { continue };
+        let features = features.trim_end_matches(" (*)");
+        all.entry(package.trim_end_matches(" (proc-macro)").to_owned()).or_default().insert(features.to_owned());
+    }
+    all
+}
+
+#[test]
+fn what_the_command_is_built_from_serves_its_tests() {
+    let (command, tests) = (features(&["--package", "gnomon", "--edges", "normal,build"]), features(&[]));
+    assert!(command.len() >= 100 && tests.len() > command.len(), "{} and {}", command.len(), tests.len());
+    let is_shared = |package: &String, with| tests.get(package).is_some_and(|others| others.is_superset(with));
+    let twice: Vec<_> = command.iter().filter(|(package, with)| !is_shared(package, with)).collect();
+    assert!(twice.is_empty(), "with these features, and compiled again with others for `cargo test`: {twice:?}");
+}
 
 #[test]
 fn no_file_uses_one_that_uses_it() {
