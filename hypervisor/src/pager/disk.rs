@@ -241,7 +241,7 @@ mod tests {
         let [read, written, other] = [0, 1, 2].map(|_| slots.take().unwrap());
         slots.spoil(read, Way::In);
         slots.spoil(written, Way::Out);
-        [read, written, other].map(|slot| slots.give(slot));
+        [read, written, other].into_iter().for_each(|slot| slots.give(slot));
         assert_eq!((slots.count(), slots.take(), slots.take()), (1, Some(other), None));
         slots.forgive();
         slots.give(other);
@@ -257,7 +257,8 @@ mod tests {
         const SECOND: u64 = 10;
         let (mut writes, mut slots) = (Writes::default(), Slots::new(8));
         let refuse = |writes: &mut Writes, slots: &mut Slots, now| {
-            slots.spoil(slots.take().unwrap(), Way::Out);
+            let slot = slots.take().unwrap();
+            slots.spoil(slot, Way::Out);
             writes.fail(now, SECOND)
         };
         let mut now = 1000;
