@@ -204,6 +204,7 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     sleep(Duration::from_secs(1));
     names_are_the_kernels_own(&scratch, &said);
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
+    the_file_has_them(&scratch, &said);
     let said = end(run);
     assert!(!said.contains("done"), "it was stopped in the midst of it: {said}");
     let said = end(scratch.run(&["--restore", &file, "--no-h"]));
@@ -211,14 +212,25 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     assert!(said.contains("mmu = steered") && lines.is_some_and(|lines| lines > 500), "{said}");
 }
 
+/// Returns the address of a symbol by the guest's own list.
+fn address_of(name: &str, said: &str) -> u64 {
+    // A module's name may follow.
+    let line = said.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
+    let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
+    u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
+}
+
+/// The file with symbols stays, for a gdb that was started otherwise.
+fn the_file_has_them(scratch: &Scratch, said: &str) {
+    let words = ["-nx", "-batch", "-ex", "p/x (long)&virtrng_remove", &scratch.text("symbols")];
+    let alone = std::process::Command::new("gdb-multiarch").args(words).output().expect("gdb");
+    let expected = format!("$1 = {:#x}\n", address_of("virtrng_remove", said));
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), expected, "{}", String::from_utf8_lossy(&alone.stderr));
+}
+
 /// The guest is in a program, most likely, and no file with symbols is given.
 fn names_are_the_kernels_own(scratch: &Scratch, said: &str) {
-    let own = |name: &str| {
-        // A module's name may follow.
-        let line = said.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
-        let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
-        u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
-    };
+    let own = |name: &str| address_of(name, said);
     let script = "p/x (long)&linux_banner\np/x (long)&do_sys_openat2\nx/s &linux_banner\nbreak do_irq\ncontinue\n\
                   info symbol $pc\np/x (long)&do_irq\nbt 1\ndelete\np/x (long)&virtrng_probe\n\
                   info symbol (long)&virtrng_remove + 2\ndetach\n";
@@ -247,11 +259,6 @@ fn names_are_the_kernels_own(scratch: &Scratch, said: &str) {
         rest = &rest[at + line.len()..];
     }
     assert!(noted.contains("symbols of itself"), "{noted}");
-    // The file stays, for a gdb that was started otherwise.
-    let program = ["-batch", "-ex", "p/x (long)&virtrng_remove", &kept];
-    let alone = std::process::Command::new("gdb-multiarch").arg("-nx").args(program).output().expect("gdb");
-    let expected = format!("$1 = {:#x}\n", own("virtrng_remove"));
-    assert_eq!(output(&alone.stdout), expected, "{}", output(&alone.stderr));
     // A file of the user's is read in place of them.
     let own = env!("CARGO_BIN_EXE_gnomon");
     let done = scratch.command(&["gdb", "--", "-nx", "-batch", own, "-ex", "info symbol do_sys_openat2"]);

@@ -70,7 +70,7 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
-    /// If the program is a script, which may have children.
+    /// The process group of a program that is a script and may have children.
     group: Option<Group>,
     events: Receiver<Event>,
     /// One for each chunk of output that was read and is not handled.

@@ -19,7 +19,7 @@ const ENTRY: u64 = 24;
 /// The names of a module's symbols have less than so many bytes.
 const MOST_NAMES: u64 = 4 << 20;
 
-/// Where the symbols of a module are.
+/// The places of a module's symbols.
 struct Table {
     symbols: u64,
     count: u64,
