@@ -107,8 +107,9 @@ fn signals_end_a_run_and_leave_nothing() {
         [(Signal::TERM, "SIGTERM"), (Signal::INT, "SIGINT"), (Signal::HUP, "SIGHUP"), (Signal::QUIT, "SIGQUIT")]
     {
         let (child, _output) = start(scratch.run(&[]).env("GNOMON_QEMU", scratch.script()), "hello");
-        let [script] = children_of(child.id())[..] else { panic!("one script") };
-        let [qemu] = children_of(script.as_raw_nonzero().get().unsigned_abs())[..] else { panic!("one QEMU") };
+        let children = children_of(child.id());
+        let qemus = children.iter().flat_map(|child| children_of(child.as_raw_nonzero().get().unsigned_abs()));
+        let [qemu] = qemus.collect::<Vec<_>>()[..] else { panic!("one QEMU") };
         send(&child, signal);
         let (status, said) = end_of(child);
         assert!(has_gone(qemu), "QEMU");
@@ -149,6 +150,22 @@ fn a_run_that_is_killed_leaves_nothing_either() {
     send(&child, Signal::TERM);
     end_of(child);
     assert_eq!(temporary_ones(), 0);
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_no_qemu_of_a_script() {
+    let scratch = Scratch::new("hello\n");
+    let (child, mut output) = start(scratch.run(&[]).env("GNOMON_QEMU", scratch.script()), "hello");
+    let is_script = |pid: &Pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "qemu\n");
+    let (scripts, helpers): (Vec<Pid>, Vec<Pid>) = children_of(child.id()).into_iter().partition(is_script);
+    let ([script], [helper]) = (&scripts[..], &helpers[..]) else {
+        panic!("a script and a helper: {scripts:?}, {helpers:?}")
+    };
+    let [qemu] = children_of(script.as_raw_nonzero().get().unsigned_abs())[..] else { panic!("one QEMU") };
+    send(&child, Signal::KILL);
+    end_of(child);
+    assert!([qemu, *script, *helper].map(has_gone) == [true; 3], "QEMU, the script, or the helper");
+    let _ = output.read_to_string(&mut String::new());
 }
 
 #[test]

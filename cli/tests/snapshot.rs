@@ -165,7 +165,7 @@ fn work_that_is_begun_here_is_done_there() {
 ///
 /// gdb has the kernel's symbols meanwhile, and the guest prints where it has them itself.
 const COMPILE: &str = "
-grep -E ' [tT] (do_irq|do_sys_openat2)$| [bBdDrR] linux_banner$' /proc/kallsyms
+grep -E ' [tT] (do_irq|do_sys_openat2)$| [bBdDrR] linux_banner$| virtrng_(probe|remove).\\[' /proc/kallsyms
 n=0; while [ $n -lt 30 ]; do
     echo \"int f$n(int *a, int n) { int s = $n; for (int i = 0; i < n; i++) for (int j = 0; j < i; j++) s += a[i] * a[j] % (s + $n); return s; }\"
     n=$((n+1))
@@ -192,6 +192,7 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
         "off",
         "--svadu",
         "off",
+        "--rng",
         "--exec",
         COMPILE,
     ];
@@ -203,6 +204,7 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     sleep(Duration::from_secs(1));
     names_are_the_kernels_own(&scratch, &said);
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
+    the_file_has_them(&scratch, &said);
     let said = end(run);
     assert!(!said.contains("done"), "it was stopped in the midst of it: {said}");
     let said = end(scratch.run(&["--restore", &file, "--no-h"]));
@@ -210,17 +212,32 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     assert!(said.contains("mmu = steered") && lines.is_some_and(|lines| lines > 500), "{said}");
 }
 
+/// Returns the address of a symbol by the guest's own list.
+fn address_of(name: &str, said: &str) -> u64 {
+    // A module's name may follow.
+    let line = said.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
+    let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
+    u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
+}
+
+/// The file with symbols stays, for a gdb that was started otherwise.
+fn the_file_has_them(scratch: &Scratch, said: &str) {
+    let words = ["-nx", "-batch", "-ex", "p/x (long)&virtrng_remove", &scratch.text("symbols")];
+    let alone = std::process::Command::new("gdb-multiarch").args(words).output().expect("gdb");
+    let expected = format!("$1 = {:#x}\n", address_of("virtrng_remove", said));
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), expected, "{}", String::from_utf8_lossy(&alone.stderr));
+}
+
 /// The guest is in a program, most likely, and no file with symbols is given.
 fn names_are_the_kernels_own(scratch: &Scratch, said: &str) {
-    let own = |name: &str| {
-        let line = said.lines().find(|line| line.trim().ends_with(&format!(" {name}")));
-        let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
-        u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
-    };
+    let own = |name: &str| address_of(name, said);
     let script = "p/x (long)&linux_banner\np/x (long)&do_sys_openat2\nx/s &linux_banner\nbreak do_irq\ncontinue\n\
-                  info symbol $pc\np/x (long)&do_irq\nbt 1\ndelete\ndetach\n";
+                  info symbol $pc\np/x (long)&do_irq\nbt 1\ndelete\np/x (long)&virtrng_probe\n\
+                  info symbol (long)&virtrng_remove + 2\ndetach\n";
     fs::write(scratch.path("script"), script).expect("a file");
-    let done = scratch.command(&["gdb", "--", "-nx", "-batch", "-x", &scratch.text("script")]).success();
+    let kept = scratch.text("symbols");
+    let gdb = ["gdb", "--symbols", &kept, "--", "-nx", "-batch", "-x", &scratch.text("script")];
+    let done = scratch.command(&gdb).success();
     let output = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (told, noted) = (output(&done.get_output().stdout), output(&done.get_output().stderr));
     let is = |number: u32, name: &str| format!("${number} = {:#x}\n", own(name));
@@ -233,6 +250,8 @@ fn names_are_the_kernels_own(scratch: &Scratch, said: &str) {
         " in section .text\n".into(),
         is(3, "do_irq"),
         "in do_irq ()".into(),
+        is(4, "virtrng_probe"),
+        "virtrng_remove + 2 in section .text\n".into(),
     ];
     let mut rest = told.as_str();
     for line in expected {

@@ -4,7 +4,8 @@ use super::control::Which;
 use super::script::STATUS_INPUT;
 use crate::control::ControlError;
 use crate::control::gdb::Debugged;
-use crate::control::gdb::symbols::Kernel;
+use crate::control::gdb::symbols::{Kernel, MARK};
+use crate::host::output::Kind;
 use crate::host::socket::PrivateSocket;
 use crate::host::tty;
 use clap::Args;
@@ -12,7 +13,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,6 +32,9 @@ pub struct GdbArgs {
     /// Start no gdb, but wait for one at this address, such as 127.0.0.1:1234; every program that can connect there controls the VM
     #[arg(long, value_name = "ADDRESS", conflicts_with = "gdb")]
     listen: Option<String>,
+    /// Write the symbols that the VM's Linux has of itself to this ELF file, and keep it
+    #[arg(long, value_name = "FILE")]
+    symbols: Option<PathBuf>,
     /// Further arguments for gdb, such as the file with the kernel's symbols
     #[arg(last = true, value_name = "ARGUMENT", conflicts_with = "listen")]
     arguments: Vec<OsString>,
@@ -46,6 +50,10 @@ impl GdbArgs {
                 let listener = TcpListener::bind(at).map_err(why)?;
                 let own = listener.local_addr().map_err(why)?;
                 let mut debugged = Debugged::attach(client, vm)?;
+                let symbols = self.symbols(&mut debugged)?;
+                if let Some(symbols) = &symbols {
+                    tty::say(&format!("gnomon: in gdb: symbol-file {}", symbols.path().display()));
+                }
                 tty::say(&format!("gnomon: waiting for gdb: target remote {own}"));
                 let (stream, _) = listener.accept().map_err(why)?;
                 finish(&mut debugged, |debugged| debugged.serve(stream))?;
@@ -56,41 +64,49 @@ impl GdbArgs {
     }
 
     /// Makes a file with the symbols that the VM's Linux has of itself, unless the user gives one.
-    fn symbols(&self, debugged: &mut Debugged) -> Option<NamedTempFile> {
-        if self.arguments.iter().any(is_elf) {
-            return None;
+    fn symbols(&self, debugged: &mut Debugged) -> miette::Result<Option<SymbolFile>> {
+        if let Some(path) = &self.symbols {
+            SYMBOLS.check(path)?;
+        } else if self.arguments.iter().any(is_elf) {
+            return Ok(None);
         }
         match debugged.kernel() {
-            Kernel::NoLinux => None,
+            Kernel::NoLinux if self.symbols.is_some() => {
+                tty::say("gnomon: no Linux kernel with address translation was found: no file with symbols is written");
+                Ok(None)
+            }
+            Kernel::NoLinux => Ok(None),
             Kernel::NoTables => {
                 tty::say(
                     "gnomon: the guest's Linux has no table of its symbols (kallsyms) that can be read: gdb needs a file with them",
                 );
-                None
+                Ok(None)
             }
-            Kernel::Found { base, count, file } => {
-                let made = tempfile::Builder::new().prefix("gnomon-kernel-").tempfile();
-                match made.and_then(|mut made| made.write_all(&file).map(|()| made)) {
-                    Ok(made) => {
-                        tty::say(&format!(
-                            "gnomon: the guest's Linux is at {base:#x}, and says {count} symbols of itself"
-                        ));
-                        Some(made)
-                    }
-                    Err(why) => {
-                        tty::say(&format!("gnomon: gdb gets no symbols, since their file cannot be written: {why}"));
-                        None
-                    }
-                }
+            Kernel::Found { base, count, modules, file } => {
+                let symbols = match &self.symbols {
+                    Some(path) => SYMBOLS.write(path, &file).map(|()| SymbolFile::Kept(path.clone()))?,
+                    None => match made(&file) {
+                        Ok(made) => SymbolFile::Made(made),
+                        Err(why) => {
+                            let why = format!("gnomon: gdb gets no symbols, since their file cannot be written: {why}");
+                            tty::say(&why);
+                            return Ok(None);
+                        }
+                    },
+                };
+                tty::say(&format!(
+                    "gnomon: the guest's Linux is at {base:#x}, and says {count} symbols of itself and its {modules} modules"
+                ));
+                Ok(Some(symbols))
             }
         }
     }
 
     /// Starts gdb at a private socket; returns its status.
-    fn start(&self, debugged: &mut Debugged) -> Result<u8, ControlError> {
+    fn start(&self, debugged: &mut Debugged) -> miette::Result<u8> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
         let socket = PrivateSocket::listen().map_err(at)?;
-        let symbols = self.symbols(debugged);
+        let symbols = self.symbols(debugged)?;
         // Ctrl-C is gdb's.
         let interrupted = Arc::new(AtomicBool::new(false));
         let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
@@ -109,7 +125,7 @@ impl GdbArgs {
             Ok(gdb) => gdb,
             Err(source) => {
                 let _ = debugged.detach();
-                return Err(ControlError::Debugger { program: self.gdb.clone(), source });
+                return Err(ControlError::Debugger { program: self.gdb.clone(), source }.into());
             }
         };
         let has_ended = || !matches!(gdb.try_wait(), Ok(None));
@@ -121,6 +137,33 @@ impl GdbArgs {
         let status = gdb.wait().map_err(at)?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(STATUS_INPUT))
     }
+}
+
+/// Files with a kernel's symbols.
+const SYMBOLS: Kind = Kind { what: "a file with symbols that gnomon gdb has written", mark: MARK };
+
+/// A file with a kernel's symbols.
+#[derive(Debug)]
+enum SymbolFile {
+    /// One that is removed at the end.
+    Made(NamedTempFile),
+    /// The user's.
+    Kept(PathBuf),
+}
+
+impl SymbolFile {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Made(file) => file.path(),
+            Self::Kept(path) => path,
+        }
+    }
+}
+
+fn made(bytes: &[u8]) -> std::io::Result<NamedTempFile> {
+    let mut made = tempfile::Builder::new().prefix("gnomon-kernel-").tempfile()?;
+    made.write_all(bytes)?;
+    Ok(made)
 }
 
 /// Returns whether an argument names a program or a kernel with symbols.

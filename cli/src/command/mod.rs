@@ -46,6 +46,9 @@ enum Action {
     /// Becomes QEMU in a sandbox, for the run that has started it.
     #[command(hide = true)]
     Confine(crate::machine::confine::ConfineArgs),
+    /// Ends a group of processes when the run has ended that has started it.
+    #[command(hide = true)]
+    EndGroup(crate::machine::group::EndGroupArgs),
     /// Serves a share, for the run that has started it.
     #[command(hide = true)]
     ShareServer(crate::machine::server::ServerArgs),
@@ -80,6 +83,7 @@ impl Action {
             | Self::Port(_)
             | Self::Gdb(_)
             | Self::Confine(_)
+            | Self::EndGroup(_)
             | Self::ShareServer(_)
             | Self::Needs { .. } => Vec::new(),
         }
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
         Action::Confine(args) => Ok(args.run()),
+        Action::EndGroup(args) => Ok(args.run()),
         Action::ShareServer(args) => Ok(args.run()),
         Action::Needs { words } => {
             let names: String = needs(words).into_iter().map(|need| format!("{}\n", need.name())).collect();

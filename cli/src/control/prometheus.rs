@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// The counters that can decrease (gauges); all others only increase.
-const GAUGES: [&str; 14] = [
+const GAUGES: [&str; 15] = [
     "balloon.actual",
     "balloon.target",
     "frames.free",
@@ -18,6 +18,7 @@ const GAUGES: [&str; 14] = [
     "swap.free",
     "swap.images",
     "swap.pages",
+    "swap.refused",
     "vms.most",
     "zeroed.ready",
 ];

@@ -3,6 +3,7 @@
 pub mod board;
 pub mod confine;
 pub mod disk;
+pub mod group;
 pub mod meter;
 pub mod monitor;
 pub mod net;

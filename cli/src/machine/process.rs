@@ -5,6 +5,7 @@ use crate::host::place::IoError;
 use crate::host::processors;
 use crate::host::sandbox::{self, SandboxError};
 use crate::machine::confine;
+use crate::machine::group::{self, Group};
 use crate::machine::monitor::{self, Follower};
 use crate::machine::passt::UplinkError;
 use crate::machine::qemu::{self, MachineSpec, QEMU};
@@ -21,6 +22,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -68,6 +70,8 @@ pub enum MachineError {
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
+    /// The process group of a program that is a script and may have children.
+    group: Option<Group>,
     events: Receiver<Event>,
     /// One for each chunk of output that was read and is not handled.
     chunks: Receiver<()>,
@@ -208,10 +212,15 @@ impl Machine {
         command.args(follower.iter().flat_map(|_| monitor::ARGS)).args(relay.iter().flat_map(|_| relay::ARGS));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.fd_mappings(mappings).map_err(|_: FdMappingCollision| std::io::Error::from(ErrorKind::Other))?;
+        let is_script = group::is_script(&qemu::program());
+        if is_script {
+            command.process_group(0);
+        }
         let child = command.spawn();
         // QEMU's ends of the sockets are QEMU's alone, also if there is no QEMU: their readers here end with it.
         drop(command);
         let mut child = child?;
+        let group = is_script.then(|| Group::of(&child)).transpose()?;
         let gone = || MachineError::Qemu(std::io::Error::from(ErrorKind::BrokenPipe));
         let stdout = child.stdout.take().ok_or_else(gone)?;
         let stderr = child.stderr.take().ok_or_else(gone)?;
@@ -224,6 +233,7 @@ impl Machine {
         let stderr = Some(std::thread::spawn(move || last_messages(stderr)));
         let machine = Self {
             child,
+            group,
             events,
             chunks,
             input,
@@ -312,6 +322,7 @@ impl Machine {
             self.wait_or_kill(if outcome.stopped.is_some() { Duration::ZERO } else { GRACE })?;
         }
         outcome.cpu = processors::wait(&self.child)?;
+        self.group.take().into_iter().for_each(Group::end);
         outcome.status = Some(self.child.wait()?);
         outcome.stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         self.scratch.as_ref().map_or(Ok(()), Scratch::publish)?;
@@ -335,6 +346,7 @@ impl Drop for Machine {
         // One that was waited for has no number any more. It may be a script that has started QEMU.
         if matches!(self.child.try_wait(), Ok(None)) {
             let _ = processors::end_with_children(&self.child);
+            self.group.take().into_iter().for_each(Group::end);
             let _ = self.child.wait();
         }
     }

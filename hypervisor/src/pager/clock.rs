@@ -30,6 +30,8 @@ pub(crate) struct Clock {
     pub rounds: u32,
     /// The goal of those rounds.
     pub goal: Goal,
+    /// Set if in the last portion the device was given up. Rounds in which pages went are counted then, too.
+    pub is_given_up: bool,
 }
 
 /// Originals that are being taken from all VMs, one VM after another. They have lapsed: a VM's access to one meanwhile
@@ -49,7 +51,7 @@ pub(crate) const FIRST: Pfn<Gpa> = Addr::new(GUEST_RAM_BASE).pfn();
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { slot: 0, page: FIRST, original: 0, taking: None, rounds: 0, goal: Goal::Nothing }
+        Self { slot: 0, page: FIRST, original: 0, taking: None, rounds: 0, goal: Goal::Nothing, is_given_up: false }
     }
 }
 

@@ -44,14 +44,12 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use clock::Goal;
 use core::sync::atomic;
-use disk::{Shelf, Slots};
+use disk::{Shelf, Slots, Writes};
 use mmu::frames::{Ahead, AllocError, Frames, Run};
 use mmu::gstage::{AddressSpace, Comes, SwapSlot};
 use rv::{Gpa, Pfn};
 use wanted::Wanted;
 
-/// Writes that fail one after another, after which none is begun any more: each takes long, and is for nothing.
-pub(crate) const MOST_FAILED: u32 = 8;
 /// Frames that the pager keeps for tables: it needs some when there are none.
 pub(crate) const STOCK: usize = 4;
 
@@ -155,8 +153,7 @@ pub(crate) struct Inner {
     pub(crate) slots: Slots,
     pub(crate) shelf: Shelf,
     pub(crate) requests: Vec<Request>,
-    /// Writes that have failed, since one has not.
-    pub(crate) failed: u32,
+    pub(crate) writes: Writes,
     /// Frames for tables that split 2 MiB.
     pub(crate) stock: Vec<Ahead>,
 }
@@ -178,7 +175,7 @@ impl Pager {
                 slots,
                 shelf: Shelf::default(),
                 requests: Vec::new(),
-                failed: 0,
+                writes: Writes::default(),
                 stock: Vec::new(),
             }),
             clock: Mutex::new(clock::Clock::default()),
@@ -208,10 +205,10 @@ impl Pager {
 
     /// Returns the counters by name, and the counts of the device's pages.
     #[must_use]
-    pub fn each(&self) -> [(&'static str, u64); 11] {
-        let (pages, free, images) = {
-            let inner = self.inner.lock();
-            (inner.disk.as_ref().map_or(0, |disk| disk.pages()), inner.slots.count(), inner.shelf.count())
+    pub fn each(&self) -> [(&'static str, u64); 12] {
+        let (pages, free, refused, images) = {
+            let Inner { disk, slots, shelf, .. } = &*self.inner.lock();
+            (disk.as_ref().map_or(0, |disk| disk.pages()), slots.count(), slots.refused(), shelf.count())
         };
         let c = &self.counters;
         let count = |counter: &atomic::AtomicU64| counter.load(SeqCst);
@@ -224,6 +221,7 @@ impl Pager {
             ("swap.portions", count(&c.portions)),
             ("swap.pages", pages),
             ("swap.free", free),
+            ("swap.refused", refused),
             ("swap.images", images),
             ("swap.image_drops", count(&c.image_drops)),
             ("swap.image_reads", count(&c.image_reads)),
@@ -348,6 +346,14 @@ impl Pager {
     /// Takes the VMs that are to end, each with the message of its end.
     pub(crate) fn take_doomed(&self) -> Vec<(Handle, String)> {
         if self.has_doomed.swap(false, SeqCst) { core::mem::take(&mut *self.doomed.lock()) } else { Vec::new() }
+    }
+
+    /// Has refused writes tried again, if it is time. Returns whether the device was given up: then a page that
+    /// leaves memory is likely to come back.
+    pub(crate) fn try_writes_again(&self, now: u64) -> bool {
+        let Inner { writes, slots, .. } = &mut *self.inner.lock();
+        writes.try_again(slots, now);
+        writes.are_given_up()
     }
 
     pub(crate) fn refill(&self, frames: &Frames) {

@@ -16,6 +16,7 @@
 //! ascends for so long. All others follow from it, and each is checked against another one.
 
 mod image;
+pub mod modules;
 #[cfg(test)]
 mod tests;
 

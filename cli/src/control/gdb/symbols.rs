@@ -1,6 +1,6 @@
 //! The symbols of a guest's Linux, as a file for gdb.
 
-use super::kallsyms::{Image, PAGE, Symbol, symbols};
+use super::kallsyms::{Image, PAGE, Symbol, modules, symbols};
 use super::{Debugged, thread};
 use abi::control::Answer;
 use abi::control::debug::Debug;
@@ -18,8 +18,13 @@ const ALIGNMENT: u64 = 2 << 20;
 const MOST_BYTES: u64 = 128 << 20;
 /// The bytes of the header of a kernel (`Documentation/arch/riscv/boot-image-header.rst`).
 const HEADER: usize = 64;
+/// The distance of symbols of modules that are in different pieces of memory, in bytes.
+const FAR: u64 = 16 << 10;
 /// The most sections of the file. Kernels have about 50 changes from code to data.
 const MOST_SECTIONS: usize = 1000;
+
+/// The beginning of each of these files, and of no others: 64 bits, little-endian, no ABI of an operating system.
+pub const MARK: &[u8] = b"\x7fELF\x02\x01\x01\0\0gnomon\0";
 
 /// The kernel of a guest.
 #[derive(Debug)]
@@ -34,6 +39,8 @@ pub enum Kernel {
         base: u64,
         /// Its number of symbols.
         count: usize,
+        /// The number of its modules.
+        modules: usize,
         /// An ELF file with them.
         file: Vec<u8>,
     },
@@ -47,11 +54,19 @@ impl Debugged {
         let Some((vcpu, range)) = found else { return Kernel::NoLinux };
         let bytes = range.end - range.start;
         let mut fetch = |at| self.page(vcpu, at, until);
-        let symbols = symbols(&mut Image::new(range.start, bytes, &mut fetch));
-        let file = symbols.and_then(|all| Some((all.len(), file(&all, range.end).ok()?)));
-        match file {
-            Some((count, file)) => Kernel::Found { base: range.start, count, file },
-            None => Kernel::NoTables,
+        let Some(all) = symbols(&mut Image::new(range.start, bytes, &mut fetch)) else { return Kernel::NoTables };
+        let heads = all.iter().filter(|symbol| symbol.name == "modules" && !is_code(symbol));
+        let heads: Vec<_> = heads.map(|symbol| symbol.address).collect();
+        let mut memory = Image::new(0, u64::MAX, &mut fetch);
+        let found = heads.into_iter().find_map(|head| modules::symbols(&mut memory, head));
+        // gdb knows those in the kernel's image by the image's symbols.
+        let (modules, mut others) = found.unwrap_or_default();
+        others.retain(|symbol| !range.contains(&symbol.address));
+        let count = all.len() + others.len();
+        let groups = groups(&others).chain([(&all[..], range.end)]);
+        match file(groups.collect()) {
+            Ok(file) => Kernel::Found { base: range.start, count, modules, file },
+            Err(_) => Kernel::NoTables,
         }
     }
 
@@ -89,17 +104,27 @@ fn is_code(symbol: &Symbol) -> bool {
     matches!(symbol.kind, b't' | b'T' | b'w' | b'W')
 }
 
+/// Cuts ascending symbols where they are far from each other, so that what is between them is no part of the one before.
+/// Returns each group with its end.
+fn groups(all: &[Symbol]) -> impl Iterator<Item = (&[Symbol], u64)> {
+    let groups = all.chunk_by(|one, next| next.address - one.address < FAR);
+    groups.filter_map(|group| Some((group, group.last()?.address.checked_add(1)?.checked_next_multiple_of(PAGE)?)))
+}
+
 /// Cuts symbols into runs of code and runs of data, which are the sections. gdb wants sections, and takes symbols for what they are in.
-fn sections(all: &[Symbol]) -> Vec<&[Symbol]> {
+fn sections((all, end): (&[Symbol], u64)) -> Vec<(&[Symbol], Range<u64>)> {
     // Symbols of one address are in one section.
     let runs = all.chunk_by(|one, next| one.address == next.address || is_code(one) == is_code(next));
     let runs: Vec<_> = runs.collect();
-    if runs.len() <= MOST_SECTIONS { runs } else { vec![all] }
+    let runs = if runs.len() <= MOST_SECTIONS { runs } else { vec![all] };
+    let ends = runs.iter().skip(1).map(|run| run[0].address).chain([end]);
+    runs.iter().zip(ends).map(|(run, end)| (*run, run[0].address..end)).collect()
 }
 
-/// Writes an ELF file with these symbols, which ascend and lie below `end`, and no contents.
-fn file(all: &[Symbol], end: u64) -> Result<Vec<u8>, Error> {
-    let sections = sections(all);
+/// Writes an ELF file with these groups of symbols, each with its end, and no contents. In a group the symbols ascend.
+fn file(groups: Vec<(&[Symbol], u64)>) -> Result<Vec<u8>, Error> {
+    let entry = groups.last().and_then(|(group, _)| group.first()).map_or(0, |first| first.address);
+    let sections: Vec<_> = groups.into_iter().flat_map(sections).collect();
     let mut file = Vec::new();
     let mut writer = Writer::new(object::Endianness::Little, true, &mut file);
     writer.reserve_file_header();
@@ -107,8 +132,9 @@ fn file(all: &[Symbol], end: u64) -> Result<Vec<u8>, Error> {
     let (code, data) = (writer.add_section_name(b".text"), writer.add_section_name(b".data"));
     let indices: Vec<_> = sections.iter().map(|_| writer.reserve_section_index()).collect();
     writer.reserve_null_symbol_index();
-    let names: Vec<StringId> = all.iter().map(|symbol| writer.add_string(symbol.name.as_bytes())).collect();
-    for (run, index) in sections.iter().zip(&indices) {
+    let all = sections.iter().flat_map(|(run, _)| run.iter());
+    let names: Vec<StringId> = all.map(|symbol| writer.add_string(symbol.name.as_bytes())).collect();
+    for ((run, _), index) in sections.iter().zip(&indices) {
         for _ in *run {
             writer.reserve_symbol_index(Some(*index));
         }
@@ -125,14 +151,12 @@ fn file(all: &[Symbol], end: u64) -> Result<Vec<u8>, Error> {
         abi_version: 0,
         e_type: elf::ET_EXEC,
         e_machine: elf::EM_RISCV,
-        e_entry: all.first().map_or(0, |first| first.address),
+        e_entry: entry,
         e_flags: elf::EF_RISCV_RVC,
     })?;
-    let ends = sections.iter().skip(1).filter_map(|run| run.first()).map(|first| first.address).chain([end]);
-    let ranges: Vec<_> = sections.iter().zip(ends).map(|(run, end)| run[0].address..end).collect();
     writer.write_null_symbol();
     let mut names = names.into_iter();
-    for ((run, index), range) in sections.iter().zip(&indices).zip(&ranges) {
+    for ((run, range), index) in sections.iter().zip(&indices) {
         for (at, symbol) in run.iter().enumerate() {
             let next = run[at..].iter().map(|next| next.address).find(|next| *next != symbol.address);
             let kind = if is_code(symbol) { elf::STT_FUNC } else { elf::STT_OBJECT };
@@ -151,7 +175,7 @@ fn file(all: &[Symbol], end: u64) -> Result<Vec<u8>, Error> {
     writer.write_strtab();
     writer.write_shstrtab();
     writer.write_null_section_header();
-    for (run, range) in sections.iter().zip(&ranges) {
+    for (run, range) in &sections {
         let (name, access) = if is_code(&run[0]) { (code, elf::SHF_EXECINSTR) } else { (data, elf::SHF_WRITE) };
         writer.write_section_header(&SectionHeader {
             sh_name: writer.section_name_offset(Some(name)),
@@ -170,5 +194,7 @@ fn file(all: &[Symbol], end: u64) -> Result<Vec<u8>, Error> {
     writer.write_symtab_section_header(1);
     writer.write_strtab_section_header();
     writer.write_shstrtab_section_header();
+    // Bytes of the identification that have no use.
+    file[..MARK.len()].copy_from_slice(MARK);
     Ok(file)
 }

@@ -13,7 +13,7 @@ use crate::memory::shootdown::shoot_down;
 use crate::pager::clock::{Clock, Portion, Taking};
 use crate::pager::disk::Shelf;
 use crate::pager::homes::home;
-use crate::pager::{Fetched, Inner, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
+use crate::pager::{Fetched, Inner, NotBegun, Pager, Request, Way, Whose};
 use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
 use abi::tunable::Id;
@@ -120,12 +120,12 @@ impl Pager {
 
     fn let_original_go(&self, (number, frame): (u64, Pfn<Hpa>), frames: &Frames) -> Went {
         let mut inner = self.inner.lock();
-        let Inner { disk: Some(disk), slots, shelf, requests, failed, .. } = &mut *inner else { return Went::Stays };
+        let Inner { disk: Some(disk), slots, shelf, requests, writes, .. } = &mut *inner else { return Went::Stays };
         if shelf.of(number).is_some() {
             drop(inner);
             return if self.release(number, frames) { Went::Gone } else { Went::Stays };
         }
-        if *failed >= MOST_FAILED || requests.iter().any(|request| request.whose.is_original(number)) {
+        if !writes.may_begin() || requests.iter().any(|request| request.whose.is_original(number)) {
             return Went::Stays;
         }
         let Some(slot) = slots.take() else { return Went::Stays };

@@ -4,7 +4,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::edits;
 use crate::pager::clock::{Clock, FIRST, Goal, Portion};
-use crate::pager::{Inner, MOST_FAILED, Pager, Request, Way, Whose};
+use crate::pager::{Inner, NotBegun, Pager, Request, Way, Whose};
 use crate::vm::Vm;
 use abi::bundle::MAX_VMS;
 use alloc::sync::Arc;
@@ -76,6 +76,11 @@ impl Pager {
             return true;
         }
         self.counters.portions.fetch_add(1, SeqCst);
+        // Otherwise tries that fail would look like progress, and a VM that needs a frame would wait for ever.
+        let is_given_up = self.try_writes_again(env.now());
+        if core::mem::replace(&mut clock.is_given_up, is_given_up) && !is_given_up {
+            clock.rounds = 0;
+        }
         self.refill(frames);
         let mut portion = Portion::new(clock.rounds >= UNFORCED);
         let mut has_room = true;
@@ -104,10 +109,10 @@ impl Pager {
                 break;
             }
         }
-        if portion.gone > 0 {
-            if self.aim.load(SeqCst) != 0 {
-                self.gone_for_it.fetch_add(portion.gone, SeqCst);
-            }
+        if portion.gone > 0 && self.aim.load(SeqCst) != 0 {
+            self.gone_for_it.fetch_add(portion.gone, SeqCst);
+        }
+        if portion.gone > 0 && !is_given_up {
             clock.rounds = 0;
         } else if clock.rounds >= FRUITLESS && self.in_flight.load(SeqCst) == 0 {
             clock.rounds = 0;
@@ -253,9 +258,10 @@ impl Pager {
             return Went::Gone;
         }
         let mut inner = self.inner.lock();
-        let Inner { disk: Some(disk), slots, requests, failed: 0..MOST_FAILED, .. } = &mut *inner else {
+        let Inner { disk: Some(disk), slots, requests, writes, .. } = &mut *inner else { return Went::Stays };
+        if !writes.may_begin() {
             return Went::Stays;
-        };
+        }
         let Some(slot) = slots.take().or_else(|| space.give_up_copy()) else { return Went::Stays };
         if let Some(request) = requests.iter_mut().find(|request| request.slot == slot) {
             // Its page has just come in, and its request is about to end: then it is free.
@@ -279,11 +285,11 @@ impl Pager {
                 });
                 Went::Gone
             }
-            Err(crate::pager::NotBegun::Busy) => {
+            Err(why) => {
                 slots.give(slot);
-                Went::NoRoom
-            }
-            Err(crate::pager::NotBegun::Failed) => {
+                if why == NotBegun::Busy {
+                    return Went::NoRoom;
+                }
                 self.counters.errors.fetch_add(1, SeqCst);
                 Went::Stays
             }

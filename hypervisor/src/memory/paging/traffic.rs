@@ -6,7 +6,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::edits;
 use crate::pager::clock::Goal;
-use crate::pager::{Fetched, Inner, IoError, MOST_FAILED, NotBegun, Pager, Request, Way, Whose};
+use crate::pager::{Fetched, Inner, IoError, NotBegun, Pager, Request, Way, Whose};
 use crate::vm::{Departure, Phase, Unreachable, Vm};
 use abi::tunable::Id;
 use alloc::format;
@@ -361,24 +361,22 @@ impl Pager {
         let at = inner.requests.iter().position(|request| request.slot == slot);
         let Some(at) = at else { unreachable!("it is there until now") };
         let Request { is_moot, .. } = inner.requests.swap_remove(at);
-        let mut is_given_up = false;
-        match (way, result) {
-            (_, Err(_)) => {
-                inner.slots.spoil(slot);
-                inner.failed += u32::from(way == Way::Out);
-                is_given_up = way == Way::Out && inner.failed == MOST_FAILED;
-            }
-            (Way::Out, Ok(())) => inner.failed = 0,
-            (Way::In, Ok(())) => {}
+        if result.is_err() {
+            inner.slots.spoil(slot, way);
         }
+        let news = match (way, result) {
+            (Way::Out, Err(_)) => inner.writes.fail(env.now(), g.offer.timebase).then_some(
+                "the swap device fails: writes to it pause for a second, and longer if it fails again, up to 16 s",
+            ),
+            (Way::Out, Ok(())) => inner.writes.succeed().then_some("the swap device takes pages again"),
+            (Way::In, _) => None,
+        };
         // Else it is in an entry, or a copy of a page that is in memory, and forgone some time.
         if is_moot {
             inner.slots.give(slot);
         }
         drop(inner);
-        if is_given_up {
-            g.console.say("the swap device fails: nothing more is written to it");
-        }
+        news.into_iter().for_each(|news| g.console.say(news));
         // Counted as long as a vCPU may still begin to wait for it.
         self.in_flight.fetch_sub(1, SeqCst);
         self.leaving.fetch_sub(usize::from(way == Way::Out), SeqCst);
