@@ -115,6 +115,7 @@ fn read(memory: &mut Image, table: &Table, text: &mut usize) -> Option<Vec<Symbo
 #[cfg(test)]
 mod tests {
     use super::super::PAGE;
+    use super::super::tests::generator;
     use super::*;
 
     const AT: u64 = 0xffff_ffff_0100_0000;
@@ -170,13 +171,7 @@ mod tests {
     #[test]
     fn whatever_a_guest_writes_there_is_no_fault() {
         let sound = memory();
-        let mut state = 0x2545_f491_4f6c_dd1d_u64;
-        let mut random = |below: u64| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
+        let mut random = generator();
         for _ in 0..500 {
             let mut bytes = sound.clone();
             let (place, bit) = (random(bytes.len() as u64 / 8) as usize * 8, random(64));

@@ -138,17 +138,21 @@ fn addresses_outside_are_left_out_and_a_base_outside_is_no_table() {
     }
 }
 
-/// One bit in each table, anywhere: the symbols are other ones, or there are none, and each is one that the rest of the command may have.
-#[test]
-fn whatever_a_guest_writes_there_is_no_fault() {
-    // A generator by Marsaglia: reproducible, and enough here.
+/// A generator by Marsaglia of numbers below its argument: reproducible, and enough here.
+pub(super) fn generator() -> impl FnMut(u64) -> u64 {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |below: u64| {
+    move |below| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state % below
-    };
+    }
+}
+
+/// One bit in each table, anywhere: the symbols are other ones, or there are none, and each is one that the rest of the command may have.
+#[test]
+fn whatever_a_guest_writes_there_is_no_fault() {
+    let mut random = generator();
     for order in [Old, OldWithSequence, New] {
         let at = 0x10_0000;
         let sound = kernel(&made(2900), order, at as usize);

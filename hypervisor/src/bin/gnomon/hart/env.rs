@@ -102,23 +102,9 @@ impl Env for Hart {
     }
 
     fn load_two_stage(&mut self, run: &mut VcpuRun, table: Pfn<Hpa>) {
-        // What it has left in this TLB it may find again if it did its fences here.
         let stays = run.last_hart == self.index;
-        let acquired = self.tags.views[run.vm.slot()].vmids.come(&mut run.vmid, stays, &mut self.tags.vmids);
-        self.guest.set_two_stage(atp::hgatp(self.g.offer.g_format, Vmid(run.vmid.id()), table));
-        self.guest.set_svadu(run.vm.svadu);
-        if acquired == Acquired::RolledOver {
-            fence::gvma_all();
-        }
-        if acquired != Acquired::Same {
-            // A G-stage fence covers the G-stage only: what another vCPU left under this VMID goes here. Of an instruction
-            // cache, what this one has not fenced on this hart.
-            fence::vvma_all();
-            fence::instruction();
-        }
-        // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, nor any guest's since
-        // `clear_csrs`.
-        unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
+        let root = (self.g.offer.g_format, table);
+        self.set_g_stage((&run.vm, stays), root, &mut run.vmid, run.bank.csrs.vsatp);
     }
 
     fn load_shadow(&mut self, run: &VcpuRun, steered: bool) {

@@ -7,8 +7,13 @@ use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
 use hypervisor::life::lifecycle;
 use hypervisor::memory::shootdown;
+use hypervisor::vm::Vm;
 use hypervisor::vm::outcome::Outcome;
 use hypervisor::vm::vcpu::{NOWHERE, VcpuRun};
+use metal::fence;
+use mmu::ids::{Acquired, IdSlot};
+use rv::csr::atp;
+use rv::{Format, Hpa, Pfn, Vmid};
 
 impl Hart {
     /// Puts a vCPU on this hart.
@@ -55,6 +60,33 @@ impl Hart {
             let Outcome::Depart(departure) = outcome else { unreachable!("a missing root ends the VM") };
             lifecycle::depart(self.g, &vm, departure, self);
         }
+    }
+
+    /// Puts a root of a VM's G-stage into the hart's registers, with a VMID from `id`, and then the guest's own `vsatp`. `stays`: the vCPU
+    /// was on this hart last.
+    pub(super) fn set_g_stage(
+        &mut self,
+        (vm, stays): (&Vm, bool),
+        (format, table): (&'static Format, Pfn<Hpa>),
+        id: &mut IdSlot,
+        vsatp: u64,
+    ) {
+        // What it has left in this TLB it may find again if it did its fences here.
+        let acquired = self.tags.views[vm.slot()].vmids.come(id, stays, &mut self.tags.vmids);
+        self.guest.set_two_stage(atp::hgatp(format, Vmid(id.id()), table));
+        self.guest.set_svadu(vm.svadu);
+        if acquired == Acquired::RolledOver {
+            fence::gvma_all();
+        }
+        if acquired != Acquired::Same {
+            // A G-stage fence covers the G-stage only: what another vCPU left under this VMID goes here. Of an instruction
+            // cache, what this one has not fenced on this hart.
+            fence::vvma_all();
+            fence::instruction();
+        }
+        // SAFETY: behind a G-stage. Until now nothing could walk this guest's tables, nor any guest's since
+        // `clear_csrs`.
+        unsafe { self.guest.load_guest_root(vsatp) };
     }
 
     /// Takes the vCPU off this hart.

@@ -4,30 +4,16 @@ use super::Hart;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::vm::vcpu::{Nested, VcpuRun};
-use metal::fence;
-use mmu::ids::{Acquired, IdSlot};
-use rv::csr::atp;
-use rv::{Addr, L2Gpa, Vmid};
+use mmu::ids::IdSlot;
+use rv::{Addr, L2Gpa};
 
 impl Worlds for Hart {
     fn load_nested(&mut self, run: &mut VcpuRun) {
-        let (slot, stays) = (run.vm.slot(), run.last_hart == self.index);
+        let stays = run.last_hart == self.index;
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
-        let id = nested.views.id();
-        let acquired = self.tags.views[slot].vmids.come(id, stays, &mut self.tags.vmids);
-        let vmid = Vmid(id.id());
-        self.guest.set_two_stage(atp::hgatp(root.format, vmid, root.table));
-        self.guest.set_svadu(run.vm.svadu);
-        if acquired == Acquired::RolledOver {
-            fence::gvma_all();
-        }
-        if acquired != Acquired::Same {
-            fence::vvma_all();
-            fence::instruction();
-        }
-        // SAFETY: behind a G-stage.
-        unsafe { self.guest.load_guest_root(run.bank.csrs.vsatp) };
+        let root = (root.format, root.table);
+        self.set_g_stage((&run.vm, stays), root, nested.views.id(), run.bank.csrs.vsatp);
     }
 
     fn fence_nested(&mut self, nested: &mut Nested, page: Option<Addr<L2Gpa>>) {
