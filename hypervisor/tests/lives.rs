@@ -439,7 +439,8 @@ fn every_counter_is_documented() {
         ports: vec!["agent".into()],
         ..vm
     };
-    let (g, mut hart) = machine(vec![vm_config("two-stage", 1), lazy], 1, GuestTimer::Sstc);
+    let nested = VmConfig { nested: true, ..vm_config("nested", 1) };
+    let (g, mut hart) = machine(vec![vm_config("two-stage", 1), lazy, nested], 1, GuestTimer::Sstc);
     start_due(&g, &mut hart);
     let stats = g.stats();
     let names: std::collections::BTreeSet<_> =

@@ -86,7 +86,7 @@ fn exit_of_l2(w: &mut World, cause: u64, tval: u64, gpa: u64) {
     for _ in 0..100 {
         w.run.context.exit = Exit { cause, tval, tval2: gpa >> 2, tinst: 0 };
         assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
-        if !w.run.runs_l2() || w.run.shared.counters.nested_faults.get() != 0 {
+        if !w.run.runs_l2() || w.run.shared.of_guests().faults.get() != 0 {
             return;
         }
     }
@@ -135,7 +135,7 @@ fn a_fault_that_l1s_table_makes_is_l1s_and_is_not_made_twice() {
     // L1 maps the page, and enters L2 at the same instruction.
     store(&mut w, LEAVES + 4 * 8, PAGE >> 12 << 10 | ALL);
     enter(&mut w, 0x1000);
-    assert_eq!(w.run.shared.counters.nested_filled.get(), 1);
+    assert_eq!(w.run.shared.of_guests().filled.get(), 1);
     assert!(walked(&mut w, 0x4000_4123).is_some());
 }
 
@@ -167,7 +167,7 @@ fn a_page_that_gnomon_takes_from_l1_is_out_of_l2s_reach() {
     assert_eq!(walked(&mut w, AT), None);
     assert!(!hw.0.is_empty(), "and the TLBs forget it");
     // L2 touches it again, and finds zeroes.
-    w.run.shared.counters.nested_faults.add(0);
+    w.run.shared.of_guests().faults.add(0);
     w.run.context.exit = Exit { cause: LOAD, tval: AT, tval2: AT >> 2, tinst: 0 };
     assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
     assert!(w.run.runs_l2());

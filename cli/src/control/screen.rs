@@ -7,7 +7,7 @@ use crate::host::tty::TerminalSize;
 use abi::control::VmInfo;
 
 /// Exits by cause, as the screen calls them.
-const CAUSES: [(&str, &str); 12] = [
+const CAUSES: [(&str, &str); 21] = [
     ("SBI calls", "exits.ecall"),
     ("fetches from pages", "exits.fetch_guest_page"),
     ("loads from pages", "exits.load_guest_page"),
@@ -20,6 +20,15 @@ const CAUSES: [(&str, &str); 12] = [
     ("other harts", "exits.kick"),
     ("the host's devices", "exits.external"),
     ("others", "exits.other"),
+    ("entries to L2", "nested.entries"),
+    ("L2: pages", "nested.exits_guest_page"),
+    ("L2: SBI calls", "nested.exits_ecall"),
+    ("L2: virtual instr.", "nested.exits_virtual_instruction"),
+    ("L2: others", "nested.exits_other"),
+    ("L1: hypervisor CSRs", "nested.csr_accesses"),
+    ("L1: NACL calls", "sbi.nacl"),
+    ("L1: fences for L2", "nested.fences"),
+    ("L1: HLV and HSV", "nested.memory_accesses"),
 ];
 /// The lane's counters: work without an exit.
 const LANE: [&str; 5] = ["lane.page", "lane.page_global", "lane.all", "lane.satp", "lane.satp_read"];

@@ -1,7 +1,7 @@
 //! All counters, gathered for programs and for people.
 
 use crate::gnomon::Gnomon;
-use crate::measure::counters::VcpuCounters;
+use crate::measure::counters::{NestedCounters, VcpuCounters};
 use crate::vm::Vm;
 use crate::vm::vms::Report;
 use abi::record::{Record, Stats, VmStats};
@@ -99,6 +99,9 @@ impl Gnomon {
             sums.iter_mut().zip(vcpu.counters.each()).for_each(|((_, sum), (_, count))| *sum += count);
         }
         let mut counters: BTreeMap<&str, u64> = sums.into_iter().collect();
+        for (name, count) in vm.vcpus.iter().filter_map(|vcpu| vcpu.nested.as_deref()).flat_map(NestedCounters::each) {
+            *counters.entry(name).or_default() += count;
+        }
         let mut space = vm.past.lock().space;
         if let Some(memory) = vm.memory.lock().as_ref() {
             space += memory.space.counters();

@@ -170,26 +170,48 @@ counters! {
         yields = "vcpu.yields",
         /// Times that it lost the hart because its slice ended.
         preemptions = "vcpu.preemptions",
-        /// Entries to guests of the guest, which is a hypervisor.
-        nested_entries = "nested.entries",
-        /// Traps out of such guests into Gnomon.
-        nested_exits = "nested.exits",
-        /// Traps of theirs, and interrupts, that the guest got.
-        nested_reflected = "nested.reflected",
-        /// Guest-page faults of theirs that Gnomon answered by the guest's tables.
-        nested_faults = "nested.faults",
-        /// Such faults that were answered before they were made, since the guest had been told of the same.
-        nested_filled = "nested.filled",
-        /// The guest's accesses to its hypervisor CSRs.
-        nested_csrs = "nested.csr_accesses",
-        /// The guest's fences for its guests.
-        nested_fences = "nested.fences",
-        /// The guest's loads and stores in its guests' memory.
-        nested_accesses = "nested.memory_accesses",
         /// Ticks in the guest, while times were noted.
         time_guest = "time.guest",
         /// Ticks in which Gnomon handled its exits, while times were noted.
         time_gnomon = "time.gnomon",
+    }
+}
+
+counters! {
+    /// The counters of one vCPU of a VM with `nested`, which is a hypervisor (L1), and of its guests (L2).
+    NestedCounters {
+        /// Entries to L2.
+        entries = "nested.entries",
+        /// Traps out of L2 into Gnomon.
+        exits = "nested.exits",
+        /// Such exits by Gnomon's timer, which may stand in for a comparator of L1's or L2's.
+        exits_timer = "nested.exits_timer",
+        /// Such exits by an IPI of another hart.
+        exits_kick = "nested.exits_kick",
+        /// Such exits by a device of the host.
+        exits_external = "nested.exits_external",
+        /// Guest-page faults of L2.
+        exits_guest_page = "nested.exits_guest_page",
+        /// SBI calls of L2, which are L1's to answer.
+        exits_ecall = "nested.exits_ecall",
+        /// Virtual-instruction exceptions of L2: WFI, and what only a hypervisor may do.
+        exits_virtual = "nested.exits_virtual_instruction",
+        /// All others.
+        exits_other = "nested.exits_other",
+        /// Traps of L2, and interrupts, that L1 got.
+        reflected = "nested.reflected",
+        /// Guest-page faults of L2 that Gnomon answered by L1's tables.
+        faults = "nested.faults",
+        /// Such faults that were answered before they were made, since L1 had been told of the same.
+        filled = "nested.filled",
+        /// L1's accesses to its hypervisor CSRs.
+        csrs = "nested.csr_accesses",
+        /// L1's `sret` instructions that trapped, since they enter L2.
+        srets = "nested.srets",
+        /// L1's fences for L2.
+        fences = "nested.fences",
+        /// L1's loads and stores in L2's memory.
+        accesses = "nested.memory_accesses",
     }
 }
 

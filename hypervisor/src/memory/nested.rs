@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
-use mmu::shadow::{Answer, Config, Forget, GuestFence, Lists, Paging, Shadow, Upkeep};
+use mmu::shadow::{Answer, Config, Counters, Forget, GuestFence, Lists, Paging, Shadow, Upkeep};
 use mmu::two_stage::access_fault;
 use mmu::walk::{self, AdPolicy, ReadPte, Reason, UpdatePte};
 use rv::csr::atp::{Hgatp, Satp};
@@ -54,6 +54,15 @@ pub(crate) fn build(vm: &Vm, lists: Lists, frames: &Frames) -> Result<Shadow<L2G
     let mut engine = engine.map_err(|e| format!("no memory for the tables of its guests: {e}"))?;
     engine.keep_least(Config::ONE_INSTRUCTION * vm.vcpus.len() as u32);
     Ok(engine)
+}
+
+/// Returns the counters of the tables of a VM's guests, those of earlier lives included.
+pub(crate) fn counters(vm: &Vm) -> Counters {
+    let mut counters = vm.past.lock().nested;
+    if let Some(engine) = vm.memory.lock().as_ref().and_then(|memory| memory.nested.as_ref()) {
+        counters += *engine.counters();
+    }
+    counters
 }
 
 /// Returns the setter of A and D in L1's G-stage tables: its machine's (`menvcfg.ADUE`).
@@ -176,7 +185,7 @@ pub(crate) fn fill<E: Env>(g: &Gnomon, run: &mut VcpuRun, (at, request): (Addr<L
         |engine, host| engine.fault(&root, at, &request.at_g_stage(), host),
     );
     if let Some(Ok(Answer::Filled { forget, .. })) = answer {
-        run.shared.counters.nested_filled.bump();
+        run.shared.of_guests().filled.bump();
         if forget != Forget::Nothing {
             env.fence_nested(nested, None);
         }

@@ -164,11 +164,11 @@ impl Translation {
     }
 
     /// Returns the counters of a VM's shadow tables, those of earlier lives included; `None` if it has no such
-    /// counters.
+    /// counters. Those of a hypervisor are its guests'.
     #[must_use]
     pub fn counters(self, vm: &Vm) -> Option<Counters> {
         match self {
-            TwoStage => None,
+            TwoStage => vm.config.nested.then(|| nested::counters(vm)),
             Shadow(_) | Adaptive => Some(shadow::counters(vm)),
         }
     }

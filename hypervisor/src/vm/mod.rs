@@ -249,7 +249,7 @@ impl Vm {
     /// Makes a VM that has not started, its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {
-        let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id))).collect();
+        let vcpus = (0..config.vcpus).map(|id| Arc::new(Vcpu::new(handle.number, id, config.nested))).collect();
         let devices = Devices::new(&config, offer);
         let places = devices.all().iter().map(Device::place).collect();
         devices.attach(handle);

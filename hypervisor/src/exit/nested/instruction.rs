@@ -69,7 +69,7 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
         FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(run, env),
         FenceKind::Sfence | FenceKind::Sinval => return None,
     }
-    run.shared.counters.nested_fences.bump();
+    run.shared.of_guests().fences.bump();
     run.context.skip(4);
     Some(Outcome::Resume)
 }
@@ -94,7 +94,7 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
         }
         shared::tell(g, run, env);
     }
-    run.shared.counters.nested_csrs.bump();
+    run.shared.of_guests().csrs.bump();
     run.context.set(insn.rd, old);
     run.context.skip(4);
     if matches!(insn.csr, number::HVIP | number::HIP | number::HIE | number::HIDELEG | number::VSTIMECMP) {

@@ -34,7 +34,7 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
     let original = exception_of(access);
     match nested::fault(g, run, (at, &request), env) {
         Faulted::Settled | Faulted::Known => {
-            run.shared.counters.nested_faults.bump();
+            run.shared.of_guests().faults.bump();
             Outcome::Resume
         }
         Faulted::Waits { since } => wait_for_memory(g, run, since),
@@ -89,7 +89,7 @@ pub(super) fn access<E: Env>(
         });
         let what = match done {
             Ok(value) => {
-                run.shared.counters.nested_accesses.bump();
+                run.shared.of_guests().accesses.bump();
                 run.context.skip(4);
                 return Ok(value);
             }

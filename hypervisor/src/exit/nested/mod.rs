@@ -36,33 +36,51 @@ use world::{Reflected, reflect};
 /// Handles an exit of L2.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
-    let counters = &run.shared.counters;
+    let (own, counters) = (&run.shared.counters, run.shared.of_guests());
+    own.exits.bump();
     counters.exits.bump();
-    counters.nested_exits.bump();
     match Cause::from_register(exit.cause) {
         Cause::Interrupt(Interrupt::MTimer | Interrupt::STimer) => {
+            own.exits_timer.bump();
             counters.exits_timer.bump();
             Outcome::Timer
         }
         Cause::Interrupt(Interrupt::MSoft | Interrupt::SSoft) => {
+            own.exits_kick.bump();
             counters.exits_kick.bump();
             Outcome::Kicked
         }
         Cause::Interrupt(Interrupt::MExternal | Interrupt::SExternal) => {
+            own.exits_external.bump();
             counters.exits_external.bump();
             Outcome::External
         }
-        Cause::Exception(Exception::StoreGuestPage) => memory::guest_page_fault(g, run, Access::Store, env),
-        Cause::Exception(Exception::LoadGuestPage) => memory::guest_page_fault(g, run, Access::Load, env),
-        Cause::Exception(Exception::FetchGuestPage) => memory::guest_page_fault(g, run, Access::Fetch, env),
-        Cause::Exception(Exception::VirtualInstruction) => virtual_instruction(g, run, env),
-        Cause::Exception(Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
-        Cause::Exception(exception) => world::own_or_reflect(g, run, Reflected::of(exception, &exit), env),
+        Cause::Exception(exception) => by_exception(g, run, exception, env),
         cause @ (Cause::Interrupt(_) | Cause::Unknown(_)) => Outcome::kill(alloc::format!(
             "vCPU {} trapped with {cause:?} at {:#x} in its guest's guest, which Gnomon does not know how to handle",
             run.shared.id,
             run.context.pc
         )),
+    }
+}
+
+/// Handles an exception of L2's.
+fn by_exception<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
+    let counters = run.shared.of_guests();
+    let (counter, faulting) = match exception {
+        Exception::StoreGuestPage => (&counters.exits_guest_page, Some(Access::Store)),
+        Exception::LoadGuestPage => (&counters.exits_guest_page, Some(Access::Load)),
+        Exception::FetchGuestPage => (&counters.exits_guest_page, Some(Access::Fetch)),
+        Exception::VirtualInstruction => (&counters.exits_virtual, None),
+        Exception::EcallFromVs => (&counters.exits_ecall, None),
+        _ => (&counters.exits_other, None),
+    };
+    counter.bump();
+    match (faulting, exception) {
+        (Some(access), _) => memory::guest_page_fault(g, run, access, env),
+        (None, Exception::VirtualInstruction) => virtual_instruction(g, run, env),
+        (None, Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
+        (None, _) => world::own_or_reflect(g, run, Reflected::of(exception, &run.context.exit), env),
     }
 }
 

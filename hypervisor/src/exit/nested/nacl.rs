@@ -160,7 +160,7 @@ fn sync_fences<E: Env>(
         match wanted {
             Some(_) if is_late => return Err(Unreachable::Later),
             Some(wanted) => {
-                run.shared.counters.nested_fences.bump();
+                run.shared.of_guests().fences.bump();
                 steps += fence(g, run, wanted, env);
             }
             None => {}

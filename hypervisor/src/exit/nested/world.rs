@@ -57,7 +57,10 @@ impl Reflected {
 /// Executes L1's `sret`, which traps because it enters L2. If L2's tables take long to find, L1 executes the instruction again.
 pub(super) fn enter<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     match nested::attach(g, run, env) {
-        Ok(true) => sret(g, run, env),
+        Ok(true) => {
+            run.shared.of_guests().srets.bump();
+            sret(g, run, env)
+        }
         Ok(false) => Outcome::Resume,
         Err(outcome) => outcome,
     }
@@ -79,7 +82,7 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
         env.set_privilege(mode);
         return Outcome::Resume;
     }
-    run.shared.counters.nested_entries.bump();
+    run.shared.of_guests().entries.bump();
     let state = state(run);
     state.csrs.hstatus &= !hstatus::SPV;
     state.other.vsie = (state.csrs.hie & state.csrs.hideleg) >> 1;
@@ -141,7 +144,7 @@ fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
 
 /// Gives L1 a trap of L2's (privileged spec, "Trap Entry" of the hypervisor extension, for a trap to HS).
 pub(super) fn reflect<E: Env>(g: &Gnomon, run: &mut VcpuRun, trap: Reflected, env: &mut E) -> Outcome {
-    run.shared.counters.nested_reflected.bump();
+    run.shared.of_guests().reflected.bump();
     let (from, pc) = (env.privilege(), run.context.pc);
     let csrs = &mut state(run).csrs;
     csrs.hstatus = csrs.hstatus & !(hstatus::GVA | hstatus::SPVP) | hstatus::SPV;

@@ -1,8 +1,9 @@
 //! The state of a vCPU that every hart may see, and the requests that other harts make of it.
 
-use crate::measure::counters::VcpuCounters;
+use crate::measure::counters::{NestedCounters, VcpuCounters};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 #[cfg(not(feature = "model"))]
 use core::mem::offset_of;
@@ -109,15 +110,17 @@ pub struct Vcpu {
     pub fences: Mutex<FenceQueue>,
     /// The vCPU's counters.
     pub counters: VcpuCounters,
+    /// Those of its guests, if its VM is a hypervisor.
+    pub nested: Option<Box<NestedCounters>>,
 }
 
 #[cfg(not(feature = "model"))]
 const _: () = assert!(offset_of!(Vcpu, posted) == offset_of!(Vcpu, satp) + LaneRoots::POSTED_AT);
 
 impl Vcpu {
-    /// Makes vCPU `id` of VM `vm`, stopped.
+    /// Makes vCPU `id` of VM `vm`, stopped. `is_nested`: the VM is a hypervisor.
     #[must_use]
-    pub fn new(vm: u64, id: u32) -> Self {
+    pub fn new(vm: u64, id: u32, is_nested: bool) -> Self {
         Self {
             vm,
             id,
@@ -129,7 +132,16 @@ impl Vcpu {
             hsm: AtomicU8::new(hsm::STOPPED),
             fences: Mutex::new(FenceQueue::default()),
             counters: VcpuCounters::default(),
+            nested: is_nested.then(Box::default),
         }
+    }
+
+    /// Returns the counters of its guests.
+    ///
+    /// # Panics
+    /// If its VM is no hypervisor.
+    pub fn of_guests(&self) -> &NestedCounters {
+        self.nested.as_deref().expect("a vCPU with the H extension")
     }
 }
 
