@@ -13,6 +13,7 @@ use mmu::walk::{Ram, walk};
 use rv::csr::{atp, hstatus, status};
 use rv::system::number;
 use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn, Request};
+use sbi_spec::nacl;
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 const LOAD: u64 = Exception::LoadGuestPage as u64;
@@ -149,21 +150,25 @@ impl Fence<Gpa> for Noted {
     }
 }
 
+/// Takes a page from L1. Returns the fences.
+fn give_back(w: &World, at: u64) -> Noted {
+    let (mut hw, mut mem) = (Noted::default(), w.hart.mem.clone());
+    let mut guard = w.run.vm.memory.lock();
+    let memory = guard.as_mut().expect("it has memory");
+    let (mut ready, frames) = (Ready::Nothing, w.g.frames());
+    let host = &mut Host::new(&mut memory.space, (frames, &mut ready), &mut mem, &mut hw);
+    let page = Span { start: Pfn::new(at >> 12), pages: 1 };
+    Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), host }.give_back(&[page]);
+    hw
+}
+
 #[test]
 fn a_page_that_gnomon_takes_from_l1_is_out_of_l2s_reach() {
     let mut w = with_tables();
     enter(&mut w, 0x1000);
     exit_of_l2(&mut w, LOAD, AT, AT);
     assert!(walked(&mut w, AT).is_some());
-    let (mut hw, mut mem) = (Noted::default(), w.hart.mem.clone());
-    {
-        let mut guard = w.run.vm.memory.lock();
-        let memory = guard.as_mut().expect("it has memory");
-        let (mut ready, frames) = (Ready::Nothing, w.g.frames());
-        let host = &mut Host::new(&mut memory.space, (frames, &mut ready), &mut mem, &mut hw);
-        let page = Span { start: Pfn::new(PAGE >> 12), pages: 1 };
-        Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), host }.give_back(&[page]);
-    }
+    let hw = give_back(&w, PAGE);
     assert_eq!(walked(&mut w, AT), None);
     assert!(!hw.0.is_empty(), "and the TLBs forget it");
     // L2 touches it again, and finds zeroes.
@@ -226,4 +231,36 @@ fn the_extension_is_refused_where_it_cannot_be() {
     let mut w = world_of(vm_config("vm", 1), GuestTimer::Sstc);
     let outcome = w.exit(VIRTUAL, 0x6000_2573, 0, 0);
     assert_eq!((outcome, w.hart.regs.vscause), (Outcome::Resume, Exception::IllegalInstruction.code()));
+}
+
+#[test]
+fn a_shared_page_is_mapped_until_gnomon_takes_it() {
+    const SHARED: u64 = PAGE + 0x10_0000;
+    const SCRATCH: u64 = SHARED + 0x1000 + 8 * 0x40;
+    let counted = |w: &World| {
+        let counters = w.run.shared.of_guests();
+        [&counters.mappings_made, &counters.mappings_used].map(hypervisor::measure::counters::Counter::get)
+    };
+    let read = |w: &mut World, at: u64| {
+        let mut bytes = [0; 8];
+        let vm = w.run.vm.clone();
+        vm.read(&w.g, Addr::new(at), &mut bytes, &mut Ready::Nothing, &mut w.hart).expect("it is memory");
+        u64::from_le_bytes(bytes)
+    };
+    let mut w = l1();
+    assert_eq!(w.sbi(nacl::EID_NACL, nacl::SET_SHMEM as u64, &[SHARED, 0, 0]).0, 0);
+    let [made, _] = counted(&w);
+    assert_eq!(made, 2, "what CSRs are written, and their values");
+    csrw(&mut w, number::VSSCRATCH, 0x1234);
+    assert_eq!(read(&mut w, SCRATCH), 0x1234);
+    let [still, used] = counted(&w);
+    assert!(still == made && used > 0, "{still} made, {used} used");
+    // The page is another one from now on.
+    let _ = give_back(&w, SCRATCH);
+    assert_eq!(read(&mut w, SCRATCH), 0);
+    csrw(&mut w, number::VSSCRATCH, 0x5678);
+    assert_eq!((read(&mut w, SCRATCH), counted(&w)[0]), (0x5678, made + 1));
+    assert_eq!(w.sbi(nacl::EID_NACL, nacl::SET_SHMEM as u64, &[u64::MAX, u64::MAX, 0]).0, 0);
+    csrw(&mut w, number::VSSCRATCH, 0x9abc);
+    assert_eq!((read(&mut w, SCRATCH), counted(&w)[0]), (0x5678, made + 1), "it is shared no more");
 }

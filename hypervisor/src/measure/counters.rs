@@ -212,6 +212,10 @@ counters! {
         fences = "nested.fences",
         /// L1's loads and stores in L2's memory.
         accesses = "nested.memory_accesses",
+        /// Uses of shared pages by mappings.
+        mappings_used = "mappings.used",
+        /// Mappings that were made.
+        mappings_made = "mappings.made",
     }
 }
 

@@ -79,6 +79,7 @@ fn paging(hgatp: u64) -> (Paging, Asid) {
 
 /// Forgets everything of the life of a vCPU that is about to be parked.
 pub(crate) fn forget(run: &mut VcpuRun) {
+    run.unmap_shared();
     let Some(nested) = &mut run.nested else { return };
     let root = nested.root.take();
     let mut memory = run.vm.memory.lock();

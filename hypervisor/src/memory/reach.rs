@@ -2,6 +2,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::vm::vcpu::Vcpu;
 use crate::vm::{Unreachable, Vm};
 use core::ops::Range;
 use mmu::gstage::Ready;
@@ -66,6 +67,36 @@ impl Vm {
             self.reach(g, (gpa, access), ready, env)?;
         }
         Err(Unreachable::Later)
+    }
+
+    /// Calls `act` on a page that a vCPU's kernel shares with Gnomon, in a VM that keeps mappings: by the vCPU's mapping, which stays for the next
+    /// time. The page cannot be taken away meanwhile. `act` takes no lock.
+    ///
+    /// # Errors
+    /// As for [`Vm::reach`]; `act` has not been called then.
+    pub(crate) fn with_mapped<E: Env, T>(
+        &self,
+        g: &Gnomon,
+        (vcpu, gpa): (&Vcpu, Addr<Gpa>),
+        ready: &mut Ready,
+        env: &mut E,
+        act: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
+    ) -> Result<T, Unreachable> {
+        let mappings = self.tlb.mappings.as_deref().expect("a VM that keeps mappings");
+        let (page, offset, counters) = (gpa.pfn(), gpa.raw() & (PAGE_BYTES - 1), vcpu.of_guests());
+        let mut mem = env.mem();
+        match mappings.with(vcpu.id, page, |at| act(at.wrapping_add(offset), &mut mem)) {
+            Ok(done) => {
+                counters.mappings_used.bump();
+                Ok(done)
+            }
+            Err(act) => self.with_page(g, (gpa, Access::Store), ready, env, |hpa, _| {
+                counters.mappings_made.bump();
+                let at = hpa.align_down(PAGE_BYTES);
+                mappings.keep(vcpu.id, page, at);
+                act(at)
+            }),
+        }
     }
 
     /// Copies bytes out of guest memory, faulting it in.

@@ -1,6 +1,6 @@
 //! The mappers that a VM's memory has from its beginning ([`mmu::mapper`]), besides the lane's words. Each is a file, and a line here.
 
-use crate::vm::Vm;
+use crate::vm::{Vm, mappings};
 use crate::vm::vcpu::way;
 use alloc::boxed::Box;
 use mmu::Mapper;
@@ -9,4 +9,4 @@ use mmu::Mapper;
 pub type Kind = fn(&Vm) -> Option<Box<dyn Mapper>>;
 
 /// All kinds.
-pub const KINDS: [Kind; 1] = [way::mapper];
+pub const KINDS: [Kind; 2] = [way::mapper, mappings::mapper];

@@ -6,6 +6,7 @@ pub mod events;
 pub mod fetch;
 pub mod lock;
 pub mod mapper;
+pub mod mappings;
 pub mod outcome;
 pub mod savings;
 pub mod sbi_error;
@@ -22,6 +23,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::vm::breaks::Breaks;
 use crate::vm::events::Events;
 use crate::vm::lock::{Exclusive, SharedLock};
+use crate::vm::mappings::Mappings;
 use crate::vm::savings::Savings;
 use crate::vm::vcpu::Vcpu;
 use abi::bundle::{MmuMode, VmConfig};
@@ -115,7 +117,7 @@ pub struct Past {
     pub serials: u64,
 }
 
-/// The translations of one VM in the harts' TLBs ([`crate::memory::shootdown`]).
+/// The translations of one VM outside of its tables: those in the harts' TLBs, and Gnomon's own ([`crate::memory::shootdown`]).
 #[derive(Default, Debug)]
 pub struct Tlb {
     /// Counts changes of the G-stage table that harts must fence for; each hart remembers the generation that it
@@ -126,6 +128,8 @@ pub struct Tlb {
     /// Harts (by bit) whose TLBs may hold translations of the VM. A hart that has fenced for an older generation may be missing: it
     /// fences before it enters the guest.
     pub live_on: AtomicU64,
+    /// Mappings that Gnomon itself keeps; `None` if the VM is no hypervisor, whose vCPUs share no page that is used often.
+    pub mappings: Option<Arc<Mappings>>,
 }
 
 /// One VM.
@@ -266,7 +270,7 @@ impl Vm {
             events: Mutex::new(Events::new(config.vcpus)),
             vcpus,
             phase: Mutex::new(Phase::Created),
-            tlb: Tlb::default(),
+            tlb: Tlb { mappings: config.nested.then(|| Arc::new(Mappings::new(config.vcpus))), ..Tlb::default() },
             has_called_unknown: AtomicBool::new(false),
             breaks: Breaks::default(),
             savings: Mutex::default(),

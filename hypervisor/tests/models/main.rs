@@ -11,6 +11,7 @@ mod disk;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod hart;
+mod mappings;
 
 use abi::bundle::VmConfig;
 use abi::record::EndReason;
@@ -90,34 +91,44 @@ impl Model {
         }
     }
 
-    fn explore(self, scheduler: impl Scheduler + 'static, mutant: Option<Mutant>) {
-        let mut config = Config::new();
-        config.failure_persistence = FailurePersistence::None;
-        config.silence_warnings = true;
-        Runner::new(scheduler, config).run(move || self.run(mutant));
-    }
-
-    /// Checks that the model holds. Half of the orders are random; the other half let one hart at a time go on as far
-    /// as it can, with a few changes.
+    /// Checks that the model holds.
     fn holds(self) {
-        let number = |name, otherwise| {
-            std::env::var(name)
-                .map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
-        };
-        let (rounds, seed) = (number("MODEL_ROUNDS", 500) as usize, number("MODEL_SEED", 1));
-        self.explore(RandomScheduler::new_from_seed(seed, rounds / 2), None);
-        self.explore(PctScheduler::new_from_seed(seed, 5, rounds / 2), None);
+        holds(&|scheduler| explore(scheduler, move || self.run(None)));
     }
 
     /// Checks that some order shows the mutant.
     fn finds(self, mutant: Mutant) {
-        let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
-        let is_found = (3..13).any(|changes| {
-            fails(&|| self.explore(RandomScheduler::new_from_seed(1, 200), Some(mutant)))
-                || fails(&|| self.explore(PctScheduler::new_from_seed(1, changes, 800), Some(mutant)))
-        });
-        assert!(is_found, "{mutant:?} goes unfound");
+        finds(&format!("{mutant:?}"), &|scheduler| explore(scheduler, move || self.run(Some(mutant))));
     }
+}
+
+/// Runs a model in the orders of a scheduler.
+fn explore(scheduler: Box<dyn Scheduler + Send>, model: impl Fn() + Send + Sync + 'static) {
+    let mut config = Config::new();
+    config.failure_persistence = FailurePersistence::None;
+    config.silence_warnings = true;
+    Runner::new(scheduler, config).run(model);
+}
+
+/// Checks that a model holds, which is explored by the scheduler that it is given. Half of the orders are random; the other half let one hart at
+/// a time go on as far as it can, with a few changes.
+fn holds(explore: &dyn Fn(Box<dyn Scheduler + Send>)) {
+    let number = |name, otherwise| {
+        std::env::var(name).map_or(otherwise, |value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    let (rounds, seed) = (number("MODEL_ROUNDS", 500) as usize, number("MODEL_SEED", 1));
+    explore(Box::new(RandomScheduler::new_from_seed(seed, rounds / 2)));
+    explore(Box::new(PctScheduler::new_from_seed(seed, 5, rounds / 2)));
+}
+
+/// Checks that some order shows the mutant of that name.
+fn finds(mutant: &str, explore: &dyn Fn(Box<dyn Scheduler + Send>)) {
+    let fails = |explore: &dyn Fn()| catch_unwind(AssertUnwindSafe(explore)).is_err();
+    let is_found = (3..13).any(|changes| {
+        fails(&|| explore(Box::new(RandomScheduler::new_from_seed(1, 200))))
+            || fails(&|| explore(Box::new(PctScheduler::new_from_seed(1, changes, 800))))
+    });
+    assert!(is_found, "{mutant} goes unfound");
 }
 
 fn own(run: &VcpuRun) -> u64 {

@@ -16,7 +16,7 @@ use crate::vm::outcome::Outcome;
 use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::VcpuRun;
 use rv::csr::atp::VMID_BITS;
-use rv::{Addr, Gpa, PAGE_BYTES, PhysMem, Vmid};
+use rv::{Addr, Gpa, Hpa, PAGE_BYTES, PhysMem, Vmid};
 use sbi_spec::nacl::{PROBE_FEATURE, SET_SHMEM, SYNC_CSR, SYNC_HFENCE, SYNC_SRET, feature_id, shmem_size};
 
 /// All of them, where a call names one.
@@ -40,6 +40,7 @@ pub(in crate::exit) fn call<E: Env>(
         }
         (SET_SHMEM, _) => match named(run, args) {
             Ok(at) => {
+                run.unmap_shared();
                 state(run).shared = at;
                 Some(publish(g, run, env).map(|()| Answer::Reply(Ok(0))))
             }
@@ -143,27 +144,27 @@ fn sync_fences<E: Env>(
     env: &mut E,
 ) -> Result<(), Unreachable> {
     const PENDING: u64 = 1 << 63;
+    let entry = |page: Addr<Hpa>, n: u64| page.wrapping_add(FENCES_AT + n * FENCE_BYTES);
+    let mut pending = with(g, run, at, env, |page, mem| {
+        numbers.filter(|n| mem.read_u64(entry(page, *n)) & PENDING != 0).fold(0_u64, |all, n| all | 1 << n)
+    })?;
     let mut steps = 0;
-    for n in numbers {
-        let is_late = steps >= STEPS;
+    while pending != 0 {
+        if steps >= STEPS {
+            return Err(Unreachable::Later);
+        }
+        let n = u64::from(pending.trailing_zeros());
+        pending &= pending - 1;
         let wanted = with(g, run, at, env, |page, mem| {
-            let entry = page.wrapping_add(FENCES_AT + n * FENCE_BYTES);
+            let entry = entry(page, n);
             let config = mem.read_u64(entry);
-            (config & PENDING != 0).then(|| {
-                let (first, count) = (mem.read_u64(entry.wrapping_add(8)), mem.read_u64(entry.wrapping_add(24)));
-                if !is_late {
-                    mem.write_u64(entry, config & !PENDING);
-                }
-                Wanted { config, first, count }
-            })
+            let (first, count) = (mem.read_u64(entry.wrapping_add(8)), mem.read_u64(entry.wrapping_add(24)));
+            mem.write_u64(entry, config & !PENDING);
+            (config & PENDING != 0).then_some(Wanted { config, first, count })
         })?;
-        match wanted {
-            Some(_) if is_late => return Err(Unreachable::Later),
-            Some(wanted) => {
-                run.shared.of_guests().fences.bump();
-                steps += fence(g, run, wanted, env);
-            }
-            None => {}
+        if let Some(wanted) = wanted {
+            run.shared.of_guests().fences.bump();
+            steps += fence(g, run, wanted, env);
         }
     }
     Ok(())

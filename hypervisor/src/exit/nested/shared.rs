@@ -18,7 +18,7 @@ use crate::vm::vcpu::{Nested, VcpuRun, request};
 use alloc::format;
 use core::sync::atomic::Ordering;
 use rv::system::number;
-use rv::{Access, Addr, Gpa, Hpa, PhysMem};
+use rv::{Addr, Gpa, Hpa, PhysMem};
 
 pub(super) const SWAP_AT: u64 = 0x200;
 pub(super) const SWAPPED_HSTATUS: u64 = 1;
@@ -60,7 +60,7 @@ pub(super) const fn index(csr: u16) -> u64 {
     ((csr & 0xc00) >> 2 | csr & 0xff) as u64
 }
 
-/// Calls `act` on a page of the shared memory.
+/// Calls `act` on a page of the shared memory. `act` takes no lock.
 pub(super) fn with<E: Env, T>(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -68,7 +68,8 @@ pub(super) fn with<E: Env, T>(
     env: &mut E,
     act: impl FnOnce(Addr<Hpa>, &mut E::Mem) -> T,
 ) -> Result<T, Unreachable> {
-    run.vm.with_page(g, (at, Access::Store), &mut run.ready, env, act)
+    let VcpuRun { vm, shared, ready, .. } = run;
+    vm.with_mapped(g, (shared, at), ready, env, act)
 }
 
 /// The place of the bit that says whether L1 has written a CSR: its word in the page, and the bit.

@@ -194,6 +194,13 @@ impl VcpuRun {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
     }
 
+    /// Ends its mappings of pages that its kernel has shared.
+    pub fn unmap_shared(&self) {
+        if let Some(mappings) = &self.vm.tlb.mappings {
+            mappings.release(self.shared.id);
+        }
+    }
+
     /// Marks the vCPU as started, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
@@ -279,6 +286,7 @@ impl VcpuRun {
         self.deadline = u64::MAX;
         self.features = Features::default();
         self.root_cache = None;
+        self.unmap_shared();
         if let Some(nested) = &mut self.nested {
             nested.reset();
         }
