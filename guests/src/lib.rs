@@ -16,6 +16,7 @@ pub mod event;
 pub mod expect;
 pub mod fences;
 pub mod hart;
+pub mod hypervisor;
 pub mod paging;
 pub mod ram;
 pub mod random;

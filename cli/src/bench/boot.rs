@@ -14,7 +14,7 @@
 //! an unused word, and the median counts; the range stands beside it.
 
 use super::counts::{Counts, Own};
-use super::lab::{Keeping, Lab, Load, Processors};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
@@ -32,6 +32,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
+use tempfile::TempPath;
 
 /// RAM of the guest.
 const MEMORY: Size = Size(512 << 20);
@@ -39,31 +40,36 @@ const MEMORY: Size = Size(512 << 20);
 const SCRIPT: &str = "clock; echo gnomon-figure: idle $(cut -d' ' -f2 /proc/uptime | tr -d .)";
 
 /// A command line to boot with, and what it is called. Sv39, since KVM's guests have no other here.
-const VARIANTS: [(&str, &str); 2] =
+pub(super) const VARIANTS: [(&str, &str); 2] =
     [("quiet", "console=ttyS0 earlycon=sbi no4lvl quiet"), ("all messages", "console=ttyS0 earlycon=sbi no4lvl")];
 
 /// Boots of each machine, with unused words of different length.
-const BOOTS: usize = 5;
+pub(super) const BOOTS: usize = 5;
 
 /// A machine that boots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Machine {
-    subject: Subject,
+pub(super) struct Machine {
+    /// The subject.
+    pub subject: Subject,
     /// The bare machine described without the devices that guests have not.
-    has_few_devices: bool,
+    pub has_few_devices: bool,
+    /// Whether the kernel boots in the subject's guest, or under KVM there.
+    pub nesting: Nesting,
 }
 
 /// One machine's figures, in instructions.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-struct Figures {
+pub(super) struct Figures {
     /// From entry to shell: the median.
-    instructions: u64,
+    pub instructions: u64,
     /// The least and the most.
-    range: (u64, u64),
+    pub range: (u64, u64),
     /// Seconds that the kernel counts as idle, in the boot that is the median.
-    idle: f64,
+    pub idle: f64,
     /// The cost of address translation in that boot, from the guest's first instruction to its power-off, by core.
-    cores: BTreeMap<String, Own>,
+    pub cores: BTreeMap<String, Own>,
+    /// The counters of its VM, on Gnomon.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// A machine's figures with a command line; or why there are none.
@@ -75,39 +81,18 @@ type Row = (&'static str, Machine, Result<Figures, String>);
 /// If something is missing. What goes wrong with a machine stands in the report.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let machines = machines(choice)?;
-    let guests = build::guests()?;
-    let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
-    let (stamp, clock) = (program("stamp")?, build::program("clock")?);
-    let clock = std::fs::read(&clock).map_err(IoError::at("read", &clock))?;
-    let kernel = Software::Kernel.provide()?;
-    let busybox = Software::Busybox.provide()?;
-    let applets = std::fs::read(&busybox.file).map_err(IoError::at("read", &busybox.file))?;
-    let archive = initramfs::build_with(&applets, Some(SCRIPT), &[("bin/clock", &clock)])?;
-    let mut initrd = tempfile::NamedTempFile::new().into_diagnostic()?;
-    initrd.write_all(&archive).into_diagnostic()?;
-    // A VMM under KVM reads what it loads while the guest's clock already runs. So what is loaded with `stamp`
-    // is as large as what is loaded with the kernel.
-    let filler = tempfile::NamedTempFile::new().into_diagnostic()?;
-    let image_bytes = std::fs::metadata(&kernel.file).map_err(IoError::at("read", &kernel.file))?.len();
-    filler.as_file().set_len(image_bytes + archive.len() as u64).into_diagnostic()?;
-    let (initrd, filler) = (initrd.into_temp_path(), filler.into_temp_path());
-    let loads = Loads { stamp, filler: filler.to_owned(), kernel: kernel.file, initrd: initrd.to_owned() };
-
+    let (loads, software) = Loads::provide()?;
     let jobs: Vec<_> =
         VARIANTS.iter().flat_map(|variant| machines.iter().map(move |machine| (variant, *machine))).collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
-        let figures = loads.figures(lab, *machine, (append, choice.svadu)).map_err(|why| why.to_string());
+        let figures = loads.figures(lab, *machine, (append, choice.svadu), BOOTS).map_err(|why| why.to_string());
         step.done(&format!("{}, {variant}", machine.name()));
         (*variant, *machine, figures)
     });
     let versions = format!(
-        "{}, {} {}, {} {}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0{}",
+        "{}, {software}; 1 hart, 1 vCPU, {MEMORY}, -icount shift=0{}",
         lab.versions(),
-        kernel.name,
-        kernel.version,
-        busybox.name,
-        busybox.version,
         Choice::promise(choice.svadu)
     );
     Ok(report(&rows, &lab.cores().collect::<Vec<_>>(), &versions))
@@ -119,7 +104,7 @@ fn machines(choice: &Choice) -> Result<Vec<Machine>, ChoiceError> {
     let subjects = choice.subjects("boot", Extra::None, has_lane)?.into_iter();
     let machines = subjects.flat_map(|subject| {
         let few: &[bool] = if subject == Subject::Native { &[false, true] } else { &[false] };
-        few.iter().map(move |&has_few_devices| Machine { subject, has_few_devices })
+        few.iter().map(move |&has_few_devices| Machine { subject, has_few_devices, nesting: Nesting::None })
     });
     Ok(machines.collect())
 }
@@ -131,16 +116,52 @@ impl Machine {
 }
 
 /// The files to boot.
-struct Loads {
+pub(super) struct Loads {
     stamp: PathBuf,
-    filler: PathBuf,
+    filler: TempPath,
     kernel: PathBuf,
-    initrd: PathBuf,
+    initrd: TempPath,
 }
 
 impl Loads {
-    fn figures(&self, lab: &Lab, machine: Machine, (append, svadu): (&str, bool)) -> miette::Result<Figures> {
-        let Machine { subject, has_few_devices } = machine;
+    /// Makes them. Returns also which software they are.
+    ///
+    /// # Errors
+    /// If something cannot be built or had.
+    pub fn provide() -> miette::Result<(Self, String)> {
+        let guests = build::guests()?;
+        let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
+        let (stamp, clock) = (program("stamp")?, build::program("clock")?);
+        let clock = std::fs::read(&clock).map_err(IoError::at("read", &clock))?;
+        let kernel = Software::Kernel.provide()?;
+        let busybox = Software::Busybox.provide()?;
+        let applets = std::fs::read(&busybox.file).map_err(IoError::at("read", &busybox.file))?;
+        let archive = initramfs::build_with(&applets, Some(SCRIPT), &[("bin/clock", &clock)])?;
+        let mut initrd = tempfile::NamedTempFile::new().into_diagnostic()?;
+        initrd.write_all(&archive).into_diagnostic()?;
+        // A VMM under KVM reads what it loads while the guest's clock already runs. So what is loaded with `stamp`
+        // is as large as what is loaded with the kernel.
+        let filler = tempfile::NamedTempFile::new().into_diagnostic()?;
+        let image_bytes = std::fs::metadata(&kernel.file).map_err(IoError::at("read", &kernel.file))?.len();
+        filler.as_file().set_len(image_bytes + archive.len() as u64).into_diagnostic()?;
+        let (initrd, filler) = (initrd.into_temp_path(), filler.into_temp_path());
+        let loads = Self { stamp, filler, kernel: kernel.file, initrd };
+        let software = format!("{} {}, {} {}", kernel.name, kernel.version, busybox.name, busybox.version);
+        Ok((loads, software))
+    }
+
+    /// Boots on a machine, with so many command lines that differ in an unused word.
+    ///
+    /// # Errors
+    /// If a boot fails.
+    pub fn figures(
+        &self,
+        lab: &Lab,
+        machine: Machine,
+        (append, svadu): (&str, bool),
+        count: usize,
+    ) -> miette::Result<Figures> {
+        let Machine { subject, has_few_devices, nesting } = machine;
         let load = |kernel: &PathBuf, initrd, append: &str| Load {
             kernel: kernel.clone(),
             initrd,
@@ -151,26 +172,28 @@ impl Loads {
             has_few_devices,
             processors: Processors::ONE,
             devices: Devices::default(),
+            nesting,
         };
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;
             let value = run.figures.get(name).copied();
             value.map(|value| (value, run)).ok_or_else(|| miette!("the guest did not print `{name}`"))
         };
-        let (entry, _) = figure(&load(&self.stamp, Some(self.filler.clone()), append), "entry")?;
+        let (entry, _) = figure(&load(&self.stamp, Some(self.filler.to_path_buf()), append), "entry")?;
         let mut boots = Vec::new();
-        for length in 1..=BOOTS {
+        for length in 1..=count {
             let append = format!("{append} phase={}", "x".repeat(length));
-            let (shell, run) = figure(&load(&self.kernel, Some(self.initrd.clone()), &append), "shell")?;
+            let (shell, run) = figure(&load(&self.kernel, Some(self.initrd.to_path_buf()), &append), "shell")?;
             let idle = run.figures.get("idle").copied().ok_or_else(|| miette!("the guest did not print `idle`"))?;
             boots.push((shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle, run));
         }
         boots.sort_by_key(|(instructions, idle, _)| (*instructions, *idle));
-        let range = (boots[0].0, boots[BOOTS - 1].0);
-        let (instructions, idle, run) = boots.swap_remove(BOOTS / 2);
+        let range = (boots[0].0, boots[count - 1].0);
+        let (instructions, idle, run) = boots.swap_remove(count / 2);
+        let counters = run.counters;
         let cores = Counts::read(&run.whole).into_diagnostic()?.cores;
         let cores = cores.into_iter().map(|(name, core)| (name, core.own(subject))).collect();
-        Ok(Figures { instructions, range, idle: idle as f64 / 100.0, cores })
+        Ok(Figures { instructions, range, idle: idle as f64 / 100.0, cores, counters })
     }
 }
 
@@ -254,9 +277,9 @@ mod tests {
         let own = Own { misses: 4, walks: 2, refs: 30 };
         let figures = |instructions| {
             let cores = [("plain".to_owned(), own)].into();
-            Figures { instructions, range: (instructions, instructions), idle: 0.0, cores }
+            Figures { instructions, range: (instructions, instructions), idle: 0.0, cores, counters: BTreeMap::new() }
         };
-        let of = |subject, few| Machine { subject, has_few_devices: few };
+        let of = |subject, few| Machine { subject, has_few_devices: few, nesting: Nesting::None };
         let rows = [
             ("quiet", of(Subject::Native, false), Ok(figures(1000))),
             ("quiet", of(Subject::Native, true), Ok(figures(960))),

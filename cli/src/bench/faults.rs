@@ -5,7 +5,7 @@
 //! Guest memory is mapped by 4 KiB leaves. Under `-icount` the harts are one thread of QEMU's, which they share by turns, and the `time` CSR
 //! counts the instructions of all: those of harts that wait for others are among them.
 
-use super::lab::{Keeping, Lab, Load, Processors, Run};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::number;
 use super::report::{Block, Chart, ChartKind, Line, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
@@ -59,6 +59,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
             has_few_devices: false,
             processors: Processors { harts: vcpus, vcpus },
             devices: Devices::default(),
+            nesting: Nesting::None,
         };
         let run = lab.run(subject, &load).map_err(|why| why.to_string());
         step.done(&format!("{subject}, {vcpus} vCPUs"));

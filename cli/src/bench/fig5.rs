@@ -5,7 +5,7 @@
 //! (another frame, valid stays valid) and fence its address for its ASID; the others read the page. Counters
 //! are those of a run less those of a run without operations.
 
-use super::lab::Lab;
+use super::lab::{Lab, Nesting};
 use super::report::{Block, Line, Report};
 use super::series::{self, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
@@ -23,7 +23,15 @@ const STEP: usize = 10;
 /// If something is missing.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = percents().map(|percent| format!("{percent} {OPERATIONS}")).collect();
-    let plan = Plan { name: "fig5", guest: "fig5", points, baseline: Some("0 0".into()), svadu: false, has_kvm: true };
+    let plan = Plan {
+        name: "fig5",
+        guest: "fig5",
+        points,
+        baseline: Some("0 0".into()),
+        svadu: false,
+        has_kvm: true,
+        nesting: Nesting::None,
+    };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));
     report.blocks.extend(series::metered(&all, lab, percents().count() - 1, "At 100 %"));

@@ -6,7 +6,7 @@
 //! sets the bits, and checks after each window that they say what it did. Counters are those of a run less
 //! those of a run without windows.
 
-use super::lab::Lab;
+use super::lab::{Lab, Nesting};
 use super::report::{Block, Line, Report};
 use super::series::{self, Group, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
@@ -36,6 +36,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         baseline: Some(format!("0 0 {STORES}")),
         svadu: true,
         has_kvm: true,
+        nesting: Nesting::None,
     };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));

@@ -108,6 +108,20 @@ pub struct Load {
     pub processors: Processors,
     /// Its devices. Waiting for one is waiting for the host.
     pub devices: Devices,
+    /// Whether a guest of Gnomon's is a hypervisor.
+    pub nesting: Nesting,
+}
+
+/// Whether a guest of Gnomon's is a hypervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
+pub enum Nesting {
+    /// It is none.
+    #[default]
+    None,
+    /// It is one.
+    Itself,
+    /// It runs under KVM, in a VM.
+    UnderKvm,
 }
 
 /// The files and services that must live as long as a machine.
@@ -298,10 +312,11 @@ impl Lab {
 
     /// Everything that a run depends on, as text.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } = load;
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting } =
+            load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
-            Subject::Kvm { .. } => self.with_kvm(|host| {
+            _ if matches!(subject, Subject::Kvm { .. }) || *nesting == Nesting::UnderKvm => self.with_kvm(|host| {
                 let files = host.files().map(|file| self.digest(file)).collect::<Result<Vec<_>, _>>()?;
                 Ok((host.versions(), files))
             })?,
@@ -313,7 +328,7 @@ impl Lab {
             "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
             "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
-            "command": self.command, "devices": devices,
+            "command": self.command, "devices": devices, "nesting": nesting,
         });
         Ok(sha256(all.to_string().as_bytes()))
     }
@@ -367,7 +382,7 @@ impl Lab {
 
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Kept)> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices } =
+        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting } =
             load.clone();
         let clock = Clock::counted(devices.are_there());
         let Devices { disk_bytes, services } = devices;
@@ -396,18 +411,31 @@ impl Lab {
                 Ok((machine, kept))
             }
             Subject::Gnomon(gnomon) => {
+                let boot = match nesting {
+                    Nesting::None | Nesting::Itself => VmFile {
+                        memory: Some(memory),
+                        kernel: Some(Kernel::File(kernel)),
+                        initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
+                        append: Some(append),
+                        ..VmFile::default()
+                    },
+                    Nesting::UnderKvm => {
+                        let vcpus = processors.vcpus;
+                        let guest = KvmGuest { kernel, initrd, append, memory, vcpus, disk: None, net: None };
+                        let (vm, initramfs) = self.with_kvm(|host| host.vm(&guest))?;
+                        kept.files.push(initramfs);
+                        vm
+                    }
+                };
                 let vm = VmFile {
-                    memory: Some(memory),
                     vcpus: Some(processors.vcpus),
-                    kernel: Some(Kernel::File(kernel)),
-                    initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
-                    append: Some(append),
                     svadu: Some(svadu),
                     wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
                     net: Some(has_net),
                     disks: Some(disk.into_iter().map(DiskSpec::from).collect()),
-                    ..VmFile::default()
+                    nested: Some(nesting != Nesting::None),
+                    ..boot
                 };
                 let spec = RunSpec { clock, ..run_spec(gnomon, (vm, keeping), processors.harts) };
                 let (machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();

@@ -6,7 +6,7 @@
 //! instruction that does not trap counts as 1.
 
 use super::INSTRUCTIONS_PER_TICK;
-use super::lab::Lab;
+use super::lab::{Lab, Nesting};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::series::{self, Plan, Point, Series, cell};
 use super::subject::Choice;
@@ -37,8 +37,15 @@ const KINDS: [(&str, &str); 14] = [
 /// # Errors
 /// If something is missing.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
-    let plan =
-        Plan { name: "lane", guest: "lane", points: vec![String::new()], baseline: None, svadu: false, has_kvm: false };
+    let plan = Plan {
+        name: "lane",
+        guest: "lane",
+        points: vec![String::new()],
+        baseline: None,
+        svadu: false,
+        has_kvm: false,
+        nesting: Nesting::None,
+    };
     Ok(report(&series::measure(&plan, lab, choice)?, &series::versions(lab)))
 }
 

@@ -2,7 +2,7 @@
 //! region what the meter counted there.
 
 use super::counts::{CoreCounts, Counts, Exits};
-use super::lab::{Keeping, Lab, Load, Processors, Run};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
@@ -109,6 +109,7 @@ impl Plan {
                     ..Processors::ONE
                 },
                 devices: case.workload.devices.clone(),
+                nesting: Nesting::None,
             };
             let run = lab.run(*subject, &load).and_then(|run| complete(run, &case.workload));
             step.done(&format!("{}{} on {subject}", self.name, case.suffix()));

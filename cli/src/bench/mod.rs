@@ -15,6 +15,8 @@ pub mod lab;
 pub mod lane;
 pub mod linux;
 pub mod longest;
+pub mod memslots;
+pub mod nested;
 pub mod overcommit;
 pub mod page;
 pub mod papers;

@@ -5,7 +5,7 @@
 //! whatever hart and privilege mode, is a nanosecond of the `time` CSR, so the guest reads the figure itself. Time in which all harts
 //! wait would count, too.
 
-use super::lab::{Keeping, Lab, Load, Processors, Run};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{Case, Plan, number, ratio};
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
@@ -57,6 +57,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
             has_few_devices: false,
             processors: Processors { harts: if *subject == Subject::Native { *vcpus } else { HARTS }, vcpus: *vcpus },
             devices: Devices::default(),
+            nesting: Nesting::None,
         };
         let run = lab.run(*subject, &load).and_then(|run| match run.figures.get(DONE) {
             Some(_) => Ok(run),

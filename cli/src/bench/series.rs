@@ -1,7 +1,7 @@
 //! A series: one test guest, run on each subject with several arguments, and what it cost each time.
 
 use super::counts::{CoreCounts, Counts};
-use super::lab::{Keeping, Lab, Load, Processors};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
@@ -10,6 +10,7 @@ use super::{in_parallel, progress};
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
+use abi::bundle::MmuMode;
 use miette::miette;
 use serde::Serialize;
 use serde_json::Value;
@@ -33,6 +34,8 @@ pub struct Plan {
     pub svadu: bool,
     /// Set if KVM can take part: the guest times nothing that a tick of the host could fall into.
     pub has_kvm: bool,
+    /// Whether the guest is a hypervisor. Then mode `two-stage` alone can take part.
+    pub nesting: Nesting,
 }
 
 /// The result of one run.
@@ -112,7 +115,11 @@ impl Series {
 /// # Errors
 /// If the guests cannot be built. What goes wrong with a subject stands in its series.
 pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Series>> {
-    let can = |subject: &Subject| plan.has_kvm || !matches!(subject, Subject::Kvm { .. });
+    let can = |subject: &Subject| match subject {
+        Subject::Gnomon(gnomon) => plan.nesting == Nesting::None || gnomon.variant.mmu == Some(MmuMode::TwoStage),
+        Subject::Native => plan.nesting == Nesting::None,
+        Subject::Kvm { .. } => plan.has_kvm,
+    };
     let choice = Choice { svadu: choice.svadu || plan.svadu, ..choice.clone() };
     let subjects = choice.subjects(plan.name, Extra::None, can)?;
     let guests = build::guests()?;
@@ -141,6 +148,7 @@ fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> 
                 has_few_devices: false,
                 processors: Processors::ONE,
                 devices: Devices::default(),
+                nesting: plan.nesting,
             },
         )?;
         let region = run.regions.into_iter().next().map(|region| region.total);

@@ -174,7 +174,7 @@ pub enum ChoiceError {
     /// An experiment has none of those that are chosen.
     #[error("nothing to measure: `{0}` has none of the chosen subjects")]
     #[diagnostic(help(
-        "`lane` has no KVM; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
+        "`lane` and `memslots` have no KVM; `nested` and `memslots` have mode `two-stage` only; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
     ))]
     NotHere(&'static str),
 }

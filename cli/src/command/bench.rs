@@ -6,7 +6,7 @@ use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
-use crate::bench::{boot, faults, fig5, fig6, files, lane, overcommit, page, papers};
+use crate::bench::{boot, faults, fig5, fig6, files, lane, memslots, nested, overcommit, page, papers};
 use crate::host::output::{Kind, OutputError};
 use crate::host::tty;
 use crate::subject::workload::Scale;
@@ -96,6 +96,10 @@ enum Name {
     Processes,
     /// Instructions from the kernel's entry to the shell
     Boot,
+    /// Exits of a guest's guest, and boots under KVM
+    Nested,
+    /// Maps and unmaps of a guest's guest, by the number of its regions
+    Memslots,
     /// Requests for a disk: instructions and exits
     Disk,
     /// Bytes over a network: instructions and exits
@@ -116,6 +120,8 @@ impl Name {
             Self::Overcommit => overcommit::measure(lab, choice, scale),
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
+            Self::Nested => nested::measure(lab, choice, scale),
+            Self::Memslots => memslots::measure(lab, choice, scale),
             Self::Disk => papers::disk(lab, choice, scale),
             Self::Net => papers::net(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),

@@ -13,8 +13,9 @@ use crate::machine::board::{Clock, HExtension};
 use crate::machine::disk::Disk;
 use crate::machine::net::Network;
 use crate::machine::qemu::{Boot, MachineSpec};
+use crate::vm::file::{Initrd, Kernel, VmFile};
 use cpio::newc::ModeFileType;
-use miette::Diagnostic;
+use miette::{Diagnostic, miette};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -174,6 +175,27 @@ impl KvmHost {
             files: Vec::new(),
         };
         Ok((spec, initrd))
+    }
+
+    /// The host as a VM of Gnomon's, which is a hypervisor: its boot and its memory. The guest has no devices of the machine's. The file has to live
+    /// as long as the VM is prepared.
+    ///
+    /// # Errors
+    /// As for [`KvmHost::machine`].
+    pub fn vm(&self, guest: &KvmGuest) -> miette::Result<(VmFile, Unnamed)> {
+        let (machine, file) = self.machine(guest, Thp::Never)?;
+        let Boot::Bare { kernel, initrd, append } = machine.boot else {
+            return Err(miette!("the host of KVM boots by itself"));
+        };
+        let vm = VmFile {
+            memory: Some(machine.memory),
+            kernel: Some(Kernel::File(kernel)),
+            initrd: initrd.map(Initrd::File),
+            append: Some(append),
+            nested: Some(true),
+            ..VmFile::default()
+        };
+        Ok((vm, file))
     }
 
     fn archive(&self, guest: &KvmGuest, thp: Thp) -> Result<Vec<u8>, KvmError> {

@@ -20,7 +20,7 @@ use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{DiskSpec, Snapshot};
 use crate::machine::meter::Metered;
 use crate::machine::process::{Machine, Next, Stopped};
-use crate::machine::qemu::{Boot, MachineSpec};
+use crate::machine::qemu::MachineSpec;
 use crate::machine::stream::Piece;
 use crate::machine::swap::SwapSpec;
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
@@ -321,19 +321,9 @@ fn under_kvm(case: &Case, programs: &Programs) -> miette::Result<(VmFile, Unname
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let (memory, vcpus) = (test.memory, case.vcpus());
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory, vcpus, disk: None, net: None };
-    let (machine, file) = KvmHost::provide()?.machine(&guest, Thp::Never)?;
-    let Boot::Bare { kernel, initrd, append } = machine.boot else {
-        return Err(miette!("the host of KVM boots by itself"));
-    };
-    let vm = VmFile {
-        memory: Some(machine.memory),
-        kernel: Some(Kernel::File(kernel)),
-        initrd: initrd.map(Initrd::File),
-        append: Some(append),
-        nested: Some(true),
-        ..vm_file(case, None, case.variant.mmu)
-    };
-    Ok((vm, file))
+    let (boot, file) = KvmHost::provide()?.vm(&guest)?;
+    let VmFile { memory, kernel, initrd, append, nested, .. } = boot;
+    Ok((VmFile { memory, kernel, initrd, append, nested, ..vm_file(case, None, case.variant.mmu) }, file))
 }
 
 /// A file to page to, which is there until its directory is dropped.

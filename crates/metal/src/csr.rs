@@ -30,6 +30,20 @@ macro_rules! csrs {
                 unsafe { asm!(concat!("csrw ", stringify!($name), ", {}"), in(reg) value, options(nostack)) };
             }
 
+            /// Writes the register. Returns what was in it.
+            ///
+            /// # Safety
+            /// As for [`write`].
+            #[inline(always)]
+            pub unsafe fn swap(value: u64) -> u64 {
+                let old: u64;
+                // SAFETY: by the caller's promise.
+                unsafe {
+                    asm!(concat!("csrrw {}, ", stringify!($name), ", {}"), out(reg) old, in(reg) value, options(nostack));
+                }
+                old
+            }
+
             /// Sets the bits given.
             ///
             /// # Safety

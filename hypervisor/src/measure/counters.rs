@@ -202,6 +202,8 @@ counters! {
         reflected = "nested.reflected",
         /// Guest-page faults of L2 that Gnomon answered by L1's tables.
         faults = "nested.faults",
+        /// Of these, those that L1 had been told of: it has answered them.
+        second_faults = "nested.second_faults",
         /// Such faults that were answered before they were made, since L1 had been told of the same.
         filled = "nested.filled",
         /// L1's accesses to its hypervisor CSRs.

@@ -86,7 +86,7 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     if let Some(engine) = memory.as_mut().and_then(|memory| memory.nested.as_mut()) {
         engine.detach_all(root.as_ref(), &mut nested.views, &nested.log);
     }
-    **nested = Nested::new(run.shared.id);
+    **nested = Nested::new(run.shared.id, nested.environment);
 }
 
 /// Gives the vCPU the root that L1's `hgatp` asks for. Returns whether the vCPU has it: if that would take too long at once, each attempt

@@ -1,7 +1,7 @@
 //! The mappers that a VM's memory has from its beginning ([`mmu::mapper`]), besides the lane's words. Each is a file, and a line here.
 
-use crate::vm::{Vm, mappings};
 use crate::vm::vcpu::way;
+use crate::vm::{Vm, mappings};
 use alloc::boxed::Box;
 use mmu::Mapper;
 

@@ -140,7 +140,8 @@ mod tests {
             assert_eq!(place(&mappings, vcpu, page), Some(page << 13));
         }
         notifier.changed(FenceScope::Range { start: Addr::new((PAGE + 1) << 12), bytes: 1 }, &mut mem);
-        let all = [(0, PAGE), (0, PAGE + 1), (1, PAGE + 1), (1, PAGE + 2)].map(|(v, p)| place(&mappings, v, p).is_some());
+        let all =
+            [(0, PAGE), (0, PAGE + 1), (1, PAGE + 1), (1, PAGE + 2)].map(|(v, p)| place(&mappings, v, p).is_some());
         assert_eq!(all, [true, false, false, true]);
         mappings.release(0);
         assert_eq!((place(&mappings, 0, PAGE), place(&mappings, 1, PAGE + 2).is_some()), (None, true));

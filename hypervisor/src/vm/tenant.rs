@@ -5,6 +5,7 @@ use crate::device::offer::Offer;
 use crate::slots::Handle;
 use crate::vm::Vm;
 use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::nested::Limits;
 use abi::bundle::VmConfig;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -27,7 +28,12 @@ impl Tenant {
     pub fn new(handle: Handle, what: (VmConfig, Vec<u8>), offer: &Offer) -> Self {
         let vm = Arc::new(Vm::new(handle, what, offer));
         let run = |vcpu: &Arc<_>| {
-            VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb, vm.translation.brief_causes(offer))
+            let causes = vm.translation.brief_causes(offer);
+            let mut run = VcpuRun::new(Arc::clone(&vm), Arc::clone(vcpu), offer.vlenb, causes);
+            if let Some(nested) = &mut run.nested {
+                nested.environment = Limits::environment_of(offer, vm.svadu);
+            }
+            run
         };
         let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
         Self { vm, parked, paused: None }

@@ -4,14 +4,14 @@
 #![no_main]
 #![expect(unsafe_code, reason = "hypervisor CSRs and instructions")]
 
-mod guest;
 mod interrupts;
 mod memory;
 mod nacl;
 mod traps;
 mod wild;
 
-use guests::{Check, board, ensure, ensure_eq, run};
+use guests::hypervisor::stage as guest;
+use guests::{Check, board, code, ensure, ensure_eq, run};
 use metal::csr;
 use rv::csr::hstatus;
 

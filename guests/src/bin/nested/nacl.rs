@@ -2,9 +2,9 @@
 
 use crate::guest::{ALL, CODE, DATA, machine};
 use crate::reset;
-use core::arch::global_asm;
 use core::sync::atomic::Ordering::Relaxed;
-use guests::paging::{Page, page};
+use guests::hypervisor::nacl::{Shared, call, enter};
+use guests::paging::page;
 use guests::random::Random;
 use guests::{Check, board, ensure, ensure_eq, ram, run, sbi, trap};
 use metal::csr;
@@ -29,49 +29,6 @@ pub fn run_all() {
 
 crate::code! {
     counts: "ld a0, (a1)", "addi a2, a2, 1", "ecall";
-}
-
-fn call(function: usize, args: [u64; 3]) -> i64 {
-    sbi::call(EID_NACL, function, [args[0], args[1], args[2], 0, 0, 0]).0
-}
-
-/// Memory that is shared.
-struct Shared(&'static [Page]);
-
-impl Shared {
-    fn new() -> Result<Self, guests::Text> {
-        // One more than needed, so that the address is no multiple of their sum.
-        let pages = &ram::pages(4)[1..];
-        let error = call(SET_SHMEM, [pages[0].address(), 0, 0]);
-        ensure!(error == 0, "set_shmem: {error}");
-        Ok(Self(pages))
-    }
-
-    fn index(csr: u64) -> usize {
-        ((csr & 0xc00) >> 2 | csr & 0xff) as usize
-    }
-
-    fn csr(&self, csr: u64) -> u64 {
-        let at = Self::index(csr);
-        self.0[1 + at / 512].0[at % 512].load(Relaxed)
-    }
-
-    fn write(&self, csr: u64, value: u64) {
-        let at = Self::index(csr);
-        self.0[1 + at / 512].0[at % 512].store(value, Relaxed);
-        self.0[0].0[0xf80 / 8 + at / 64].fetch_or(1 << (at % 64), Relaxed);
-    }
-
-    fn fence(&self, n: usize, words: [u64; 2], kind: u64, vmid: u64) {
-        let entry = 0x800 / 8 + 4 * n;
-        self.0[0].0[entry + 1].store(words[0], Relaxed);
-        self.0[0].0[entry + 3].store(words[1], Relaxed);
-        self.0[0].0[entry].store(1 << 63 | kind << 56 | vmid << 16, Relaxed);
-    }
-
-    fn end(self) {
-        let _ = call(SET_SHMEM, [u64::MAX, u64::MAX, 0]);
-    }
 }
 
 fn csrs() -> Check {
@@ -114,63 +71,6 @@ fn csrs() -> Check {
     Ok(())
 }
 
-global_asm!(
-    ".section .text.nacl, \"ax\"",
-    // a0: where to keep this program's registers; a6 and a7: the call. Returns at the guest's next trap, with its a0, a1 and a2.
-    ".global guest_nacl_sret",
-    "guest_nacl_sret:",
-    ".irp n, 1,2,3,4,8,9,18,19,20,21,22,23,24,25,26,27",
-    "sd x\\n, 8*\\n(a0)",
-    ".endr",
-    "csrr t0, stvec",
-    "sd t0, 0(a0)",
-    "csrw sscratch, a0",
-    "la t0, 1f",
-    "csrw stvec, t0",
-    "mv a7, a1",
-    "mv a6, a2",
-    "ecall",
-    // It returns for an error only.
-    "csrr t1, sscratch",
-    "j 2f",
-    ".balign 4",
-    "1:",
-    "csrr t1, sscratch",
-    "2:",
-    ".irp n, 1,2,3,4,8,9,18,19,20,21,22,23,24,25,26,27",
-    "ld x\\n, 8*\\n(t1)",
-    ".endr",
-    "ld t0, 0(t1)",
-    "csrw stvec, t0",
-    "mv a1, a2",
-    "ret",
-);
-
-unsafe extern "C" {
-    fn guest_nacl_sret(keep: *mut [u64; 32], extension: usize, function: usize) -> Values;
-}
-
-#[repr(C)]
-#[derive(Debug)]
-struct Values {
-    a0: u64,
-    a2: u64,
-}
-
-/// Enters the guest by one call. Returns a0 and a2 at its next trap.
-fn enter(shared: &Shared, x: &[(usize, u64)], pc: u64) -> Values {
-    for (n, value) in x {
-        shared.0[0].0[*n].store(*value, Relaxed);
-    }
-    let mut keep = [0; 32];
-    // SAFETY: the guest has memory of its own only, and comes back to the assembly.
-    unsafe {
-        csr::sepc::write(pc);
-        csr::sstatus::set(rv::csr::status::SPP);
-        guest_nacl_sret(&raw mut keep, EID_NACL, SYNC_SRET)
-    }
-}
-
 fn fences() -> Check {
     reset();
     let (stage, first) = machine(counts(), 30);
@@ -189,7 +89,7 @@ fn fences() -> Check {
         stage.map(DATA, to.address(), ALL);
         shared.fence(n, [DATA >> 12, 1], kind, 30);
         ensure_eq!(seen(&shared), value, "after fence {n}, of kind {kind}");
-        ensure_eq!(shared.0[0].0[0x800 / 8 + 4 * n].load(Relaxed) >> 63, 0, "pending bit of fence {n}");
+        ensure_eq!(shared.pages[0].0[0x800 / 8 + 4 * n].load(Relaxed) >> 63, 0, "pending bit of fence {n}");
     }
     shared.end();
     Ok(())
@@ -202,24 +102,24 @@ fn entry() -> Check {
     let shared = Shared::new()?;
     let own = csr::hstatus::read();
     for n in 0..10 {
-        shared.0[0].0[0x208 / 8].store(hstatus::SPV | hstatus::SPVP | hstatus::VTSR, Relaxed);
-        shared.0[0].0[0x200 / 8].store(1, Relaxed);
+        shared.pages[0].0[0x208 / 8].store(hstatus::SPV | hstatus::SPVP | hstatus::VTSR, Relaxed);
+        shared.pages[0].0[0x200 / 8].store(1, Relaxed);
         let found = enter(&shared, &[(11, DATA), (12, n)], CODE);
         ensure_eq!((found.a0, found.a2), (4711, n + 1), "a0 and a2 at the guest's call");
         ensure_eq!((csr::scause::read(), csr::sepc::read()), (10, CODE + 4), "scause and sepc");
         ensure_eq!(csr::hstatus::read(), own, "hstatus is this program's again");
-        let guests = shared.0[0].0[0x208 / 8].load(Relaxed);
+        let guests = shared.pages[0].0[0x208 / 8].load(Relaxed);
         ensure_eq!(guests & 0x70_0180, hstatus::SPV | hstatus::SPVP | hstatus::VTSR, "the guest's hstatus");
     }
     // A fault tells where, without a read of a CSR.
-    shared.0[0].0[0x208 / 8].store(hstatus::SPV | hstatus::SPVP, Relaxed);
+    shared.pages[0].0[0x208 / 8].store(hstatus::SPV | hstatus::SPVP, Relaxed);
     let _ = enter(&shared, &[(11, DATA + 0x4000)], CODE);
     ensure_eq!(
         (csr::scause::read(), shared.csr(HTVAL)),
         (21, (DATA + 0x4000) >> 2),
         "scause, and htval in shared memory"
     );
-    shared.0[0].0[0x200 / 8].store(0, Relaxed);
+    shared.pages[0].0[0x200 / 8].store(0, Relaxed);
     shared.end();
     Ok(())
 }
@@ -230,7 +130,7 @@ fn lies() -> Check {
     let mut random = Random::of(45);
     for n in 0..300 {
         let shared = Shared::new()?;
-        for page in shared.0 {
+        for page in shared.pages {
             page.0.iter().for_each(|word| word.store(random.any_bits(), Relaxed));
         }
         let error = call(SYNC_CSR, [ALL_OF_THEM, 0, 0]);

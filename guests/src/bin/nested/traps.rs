@@ -12,6 +12,7 @@ use rv::csr::{hstatus, status};
 use rv::{Exception, Mode};
 
 pub fn run_all() {
+    run("nested/time-in-vu", time_in_vu);
     run("nested/call", call);
     run("nested/faults", faults);
     run("nested/table-faults", table_faults);
@@ -23,6 +24,7 @@ pub fn run_all() {
 }
 
 crate::code! {
+    reads_time: "rdtime a0", "ecall";
     calls: "1: addi a0, a0, 1", "ecall", "j 1b";
     copies: "ld a0, (a1)", "sd a0, 8(a1)", "jr a2";
     // The handler is at offset 32.
@@ -219,5 +221,31 @@ fn floating_point() -> Check {
     // SAFETY: as above.
     unsafe { csr::sstatus::clear(status::FS) };
     reset();
+    Ok(())
+}
+
+/// `time` in the guest's user mode, as `hcounteren` and `scounteren` let it.
+fn time_in_vu() -> Check {
+    // Linux without a counter of its own lets KVM's guests begin with 7, and its own programs read `time` only.
+    for (h, s, mode, cause) in [
+        (2, 7, Mode::User, 8),
+        (2, 2, Mode::User, 8),
+        (2, 0, Mode::Supervisor, 10),
+        (2, 5, Mode::User, 22),
+        (5, 7, Mode::User, 22),
+        (5, 7, Mode::Supervisor, 22),
+    ] {
+        reset();
+        let own = csr::scounteren::read();
+        // SAFETY: the guest's, and this program's user mode, which there is none of.
+        unsafe {
+            csr::hcounteren::write(h);
+            csr::scounteren::write(s);
+        }
+        let found = run_once(reads_time(), mode);
+        // SAFETY: as it was.
+        unsafe { csr::scounteren::write(own) };
+        ensure_eq!(found.cause, cause, "hcounteren {h}, scounteren {s}, {mode:?}");
+    }
     Ok(())
 }

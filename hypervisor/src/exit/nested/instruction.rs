@@ -82,13 +82,13 @@ fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Opt
     if insn.csr & READ_ONLY == READ_ONLY && insn.writes() || insn.csr == number::VSTIMECMP && !has_sstc {
         return None;
     }
-    let limits = limits(g, run.vm.svadu, run.vm.guest_time(env.now()));
-    let x = run.context.x;
-    let nested = state(run);
+    let time = run.vm.guest_time(env.now());
+    let VcpuRun { context, nested: Some(nested), .. } = &mut *run else { unreachable!("it has the H extension") };
+    let limits = limits(g, nested, time);
     let old = nested.read(insn.csr, &limits)?;
     if insn.writes() {
         let world = nested.world();
-        nested.write(insn.csr, insn.apply(old, &x), &limits);
+        nested.write(insn.csr, insn.apply(old, &context.x), &limits);
         if nested.world() != world {
             env.set_world(run);
         }

@@ -35,12 +35,16 @@ pub(super) fn guest_page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Ac
     match nested::fault(g, run, (at, &request), env) {
         Faulted::Settled | Faulted::Known => {
             run.shared.of_guests().faults.bump();
+            if state(run).told.take() == Some(at.pfn()) {
+                run.shared.of_guests().second_faults.bump();
+            }
             Outcome::Resume
         }
         Faulted::Waits { since } => wait_for_memory(g, run, since),
         Faulted::Inject(trap) if trap.tval2 != 0 || is_guest_page_fault(trap.exception) => {
             let pc = run.context.pc;
             state(run).reflected = Some(Refused { pc, at, request });
+            state(run).told = Some(at.pfn());
             let trap = Reflected { cause: original.code(), tval: exit.tval, tval2: trap.tval2, tinst: exit.tinst };
             reflect(g, run, trap, env)
         }

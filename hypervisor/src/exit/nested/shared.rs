@@ -81,8 +81,8 @@ pub(super) fn written_bit(page: Addr<Hpa>, csr: u16) -> (Addr<Hpa>, u64) {
 pub(super) fn publish<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
     let time = run.vm.guest_time(env.now());
     let Nested { shared: Some(at), .. } = *state(run) else { return Ok(()) };
-    let limits = limits(g, run.vm.svadu, time);
     let nested = &*state(run);
+    let limits = limits(g, nested, time);
     let values = CSRS.map(|csr| nested.read(csr, &limits).unwrap_or(0));
     let keeps = with(g, run, at, env, |page, mem| {
         CSRS.map(|csr| {

@@ -181,7 +181,7 @@ impl VcpuRun {
                 shares: has_others,
                 in_vain: (0, 0),
             },
-            nested: has_hypervisor.then(|| Box::new(Nested::new(vcpu))),
+            nested: has_hypervisor.then(|| Box::new(Nested::new(vcpu, 0))),
             asids_beyond: 0,
             g_root: None,
             ready: Ready::Nothing,

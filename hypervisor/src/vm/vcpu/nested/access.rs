@@ -3,6 +3,7 @@
 
 use super::csrs::VS_INTERRUPTS;
 use super::state::Nested;
+use crate::device::offer::{GuestTimer, Offer};
 use rv::csr::atp::{Hgatp, Satp};
 use rv::csr::{COUNTEREN_BASE, envcfg, hstatus, status};
 use rv::format::SV39X4;
@@ -44,6 +45,17 @@ const SD: u64 = 1 << 63;
 const VECTOR_MODES: u64 = 1;
 
 impl Limits<'_> {
+    /// Returns the bits of `henvcfg` that L1 can set: those of the extensions that its machine has.
+    #[must_use]
+    pub fn environment_of(offer: &Offer, svadu: bool) -> u64 {
+        let with = |has, bits| if has { bits } else { 0 };
+        Self::ENVIRONMENT
+            | with(offer.isa.has("zicbom"), envcfg::USER_CBO)
+            | with(offer.isa.has("zicboz"), envcfg::CBZE)
+            | with(offer.timer == GuestTimer::Sstc, envcfg::STCE)
+            | with(svadu, envcfg::ADUE)
+    }
+
     /// Returns the value that `henvcfg` takes. CBIE = 10 is reserved, and becomes 00.
     const fn environment(&self, value: u64) -> u64 {
         const CBIE: u64 = 3 << 4;
@@ -159,7 +171,7 @@ mod tests {
     }
 
     fn written(csr: u16, value: u64) -> u64 {
-        let mut nested = Nested::new(0);
+        let mut nested = Nested::new(0, 0);
         nested.write(csr, value, &limits());
         nested.read(csr, &limits()).expect("one of these")
     }
@@ -196,7 +208,7 @@ mod tests {
 
     #[test]
     fn interrupts_have_views() {
-        let (mut nested, limits) = (Nested::new(0), limits());
+        let (mut nested, limits) = (Nested::new(0, 0), limits());
         nested.write(number::VSIE, ALL, &limits);
         assert_eq!(nested.csrs.hie, 0, "nothing is delegated");
         nested.write(number::HIDELEG, 0x44, &limits);
@@ -212,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_comparator_raises_the_timer_where_it_is_there() {
-        let (mut nested, limits) = (Nested::new(0), limits());
+        let (mut nested, limits) = (Nested::new(0, 0), limits());
         nested.write(number::HTIMEDELTA, 0u64.wrapping_sub(900), &limits);
         nested.write(number::VSTIMECMP, 100, &limits);
         assert_eq!(nested.read(number::HIP, &limits), Some(0));

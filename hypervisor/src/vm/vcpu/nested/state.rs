@@ -5,7 +5,7 @@ use crate::vm::vcpu::csrs::VsCsrs;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
 use rv::csr::{envcfg, hstatus, status};
-use rv::{Addr, Gpa, Interrupt, L2Gpa, Request};
+use rv::{Addr, Gpa, Interrupt, L2Gpa, Pfn, Request};
 
 /// The state of a hart's hypervisor extension, as a guest that is a hypervisor sees it.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct Nested {
     pub root_of: u64,
     /// The guest-page fault that L1 was told of last, until it enters L2 again.
     pub reflected: Option<Refused>,
+    /// The page of that fault, until L2 makes another one.
+    pub told: Option<Pfn<L2Gpa>>,
     /// The memory that L1 shares with Gnomon by the SBI extension NACL, if it does.
     pub shared: Option<Addr<Gpa>>,
     /// L1 has not been told there of the last exit.
@@ -36,6 +38,8 @@ pub struct Nested {
     pub views: Views<L2Gpa>,
     /// L1's fences by address of all VMIDs.
     pub log: FenceLog<L2Gpa>,
+    /// The bits of `henvcfg` that L1 can set.
+    pub environment: u64,
 }
 
 /// An access of L2's that L1's G-stage refused.
@@ -87,9 +91,9 @@ impl Rights {
 }
 
 impl Nested {
-    /// The state after a reset, of vCPU number `vcpu`.
+    /// Makes the state after a reset, of vCPU number `vcpu`. Bits of `henvcfg` that L1 can set are `environment`.
     #[must_use]
-    pub fn new(vcpu: u32) -> Self {
+    pub fn new(vcpu: u32, environment: u64) -> Self {
         Self {
             csrs: HypervisorCsrs::default(),
             other: VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() },
@@ -98,12 +102,14 @@ impl Nested {
             root_of: 0,
             waits_events: false,
             reflected: None,
+            told: None,
             shared: None,
             owes: false,
             swaps: false,
             kept: (0, 0),
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
+            environment,
         }
     }
 
@@ -115,7 +121,7 @@ impl Nested {
         self.csrs = HypervisorCsrs::default();
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
         self.runs_l2 = false;
-        (self.reflected, self.shared, self.owes, self.swaps) = (None, None, false, false);
+        (self.reflected, self.told, self.shared, self.owes, self.swaps) = (None, None, None, false, false);
         self.waits_events = false;
     }
 

@@ -1,10 +1,11 @@
 //! A guest of this guest: VS mode behind a G-stage of its own.
+#![expect(unsafe_code, reason = "hypervisor CSRs, and code that is put elsewhere")]
 
+use crate::paging::{AD, Page, leaf, page, pointer};
+use crate::ram;
+use crate::trap::Trap;
+use crate::user::User;
 use core::sync::atomic::Ordering::Relaxed;
-use guests::paging::{AD, Page, leaf, page, pointer};
-use guests::ram;
-use guests::trap::Trap;
-use guests::user::User;
 use metal::{csr, fence};
 use rv::csr::{atp, hstatus};
 use rv::{Mode, PteFlags};
@@ -20,6 +21,7 @@ pub const HOLE: u64 = CODE + 0x5000;
 pub const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X).union(PteFlags::U).union(AD);
 
 /// A G-stage in the format Sv39x4.
+#[derive(Debug)]
 pub struct Stage {
     root: &'static [Page],
     mega: &'static Page,
@@ -28,7 +30,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// One that maps nothing. Of the GiB from [`CODE`] on, the first 2 MiB have entries for pages.
+    /// Makes one that maps nothing. Of the GiB from [`CODE`] on, the first 2 MiB have entries for pages.
+    #[must_use]
     pub fn new(vmid: u64) -> Self {
         let stage = Self { root: ram::pages(4), mega: page(), small: page(), vmid };
         stage.root[0].0[(CODE >> 30) as usize].store(pointer(stage.mega.address()), Relaxed);
@@ -41,17 +44,24 @@ impl Stage {
         self.small.0[(at >> 12 & 511) as usize].store(leaf(to, flags), Relaxed);
     }
 
+    /// Puts a table below the root, for the GiB from `at` on. No fence.
+    pub fn link(&self, at: u64, table: &Page) {
+        self.root[0].0[(at >> 30) as usize].store(pointer(table.address()), Relaxed);
+    }
+
     /// Maps 2 MiB. No fence.
     pub fn map_mega(&self, at: u64, to: u64, flags: PteFlags) {
         self.mega.0[(at >> 21 & 511) as usize].store(leaf(to, flags), Relaxed);
     }
 
     /// Returns a stage of the same tables with another VMID.
+    #[must_use]
     pub const fn with_vmid(&self, vmid: u64) -> Self {
         Self { vmid, ..*self }
     }
 
     /// Its `hgatp`.
+    #[must_use]
     pub fn hgatp(&self) -> u64 {
         8 << atp::MODE_SHIFT | self.vmid << atp::ID_SHIFT | self.root[0].address() >> 12
     }
@@ -69,7 +79,8 @@ impl Stage {
     }
 }
 
-/// A stage that maps a page with that code at [`CODE`], and one with data at [`DATA`], which is returned.
+/// Returns a stage that maps a page with that code at [`CODE`], and one with data at [`DATA`], and the latter.
+#[must_use]
 pub fn machine(code: &[u8], vmid: u64) -> (Stage, &'static Page) {
     let (text, data, stage) = (page(), page(), Stage::new(vmid));
     text.fill(code);
@@ -108,6 +119,7 @@ macro_rules! code {
             ".option pop",
         );
 
+        #[expect(unsafe_code, reason = "the bounds of code that is put elsewhere")]
         fn $name() -> &'static [u8] {
             unsafe extern "C" {
                 #[link_name = concat!("guest_code_", stringify!($name))]
