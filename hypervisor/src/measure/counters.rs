@@ -180,6 +180,12 @@ counters! {
         nested_faults = "nested.faults",
         /// Such faults that were answered before they were made, since the guest had been told of the same.
         nested_filled = "nested.filled",
+        /// Traps of the guest's for its hypervisor extension: CSRs, fences, `sret`, loads and stores, NACL calls.
+        nested_traps = "nested.traps",
+        /// Instructions of the guest's that runs executed in software, those that would have trapped apart.
+        nested_run_instructions = "nested.run_instructions",
+        /// Traps that runs avoided: instructions for the extension that they reached.
+        nested_run_hits = "nested.run_hits",
         /// The guest's accesses to its hypervisor CSRs.
         nested_csrs = "nested.csr_accesses",
         /// The guest's fences for its guests.

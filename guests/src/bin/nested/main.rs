@@ -1,5 +1,5 @@
 //! A hypervisor that goes through the H extension, one feature at a time: CSRs, entries, traps, delegation, interrupts, fences, accesses to its
-//! guest's memory.
+//! guest's memory; and the code after each instruction of the extension.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "hypervisor CSRs and instructions")]
@@ -8,6 +8,7 @@ mod guest;
 mod interrupts;
 mod memory;
 mod nacl;
+mod runs;
 mod traps;
 mod wild;
 
@@ -23,6 +24,7 @@ fn main() {
     traps::run_all();
     memory::run_all();
     interrupts::run_all();
+    runs::run_all();
     nacl::run_all();
     wild::run_all();
 }

@@ -8,6 +8,7 @@
 
 mod bank;
 mod bytes;
+mod emulation;
 mod nesting;
 mod probe;
 mod state;

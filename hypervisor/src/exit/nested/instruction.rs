@@ -2,6 +2,7 @@
 
 use super::fences::vvma;
 use super::memory::access;
+use super::runs;
 use super::shared;
 use super::state::{limits, state};
 use super::world::{self, interrupt};
@@ -15,7 +16,7 @@ use rv::csr::hstatus;
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, number};
 use rv::{Access, Addr, Mode, Vmid};
 
-/// Executes an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
+/// Handles an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
 pub(in crate::exit) fn instruction<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
@@ -24,6 +25,22 @@ pub(in crate::exit) fn instruction<E: Env>(
 ) -> Option<Outcome> {
     run.nested.as_ref()?;
     let insn = System::decode(u32::try_from(insn).ok()?)?;
+    let outcome = execute(g, run, (insn, from), env)?;
+    run.shared.counters.nested_traps.bump();
+    Some(match (insn, outcome) {
+        (System::Csr(_), Outcome::Resume) => runs::run_on(g, run, false, env),
+        (System::Fence(_), Outcome::Resume) => runs::run_on(g, run, true, env),
+        (_, outcome) => outcome,
+    })
+}
+
+/// Executes an instruction of L1's, from that mode, that concerns the H extension. `None` if it is illegal there.
+pub(super) fn execute<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (System, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
     let may_access = from == Mode::Supervisor || state(run).csrs.hstatus & hstatus::HU != 0;
     match insn {
         System::GuestLoad(load) if may_access => {

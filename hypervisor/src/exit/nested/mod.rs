@@ -3,6 +3,7 @@
 //! | event | function |
 //! |---|---|
 //! | L1 executes an instruction of the extension | [`instruction`] |
+//! | L1 goes on to the next such instruction | `runs::run_on` |
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
 //! | a trap of L2's is L1's | `world::reflect` |
@@ -13,6 +14,7 @@ mod fences;
 mod instruction;
 mod memory;
 pub(super) mod nacl;
+mod runs;
 mod shared;
 mod state;
 mod world;
@@ -35,6 +37,14 @@ use world::{Reflected, reflect};
 
 /// Handles an exit of L2.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    match exit_of_l2(g, run, env) {
+        // L1's handler begins with accesses to the extension's CSRs.
+        Outcome::Resume if !run.runs_l2() => runs::run_on(g, run, true, env),
+        outcome => outcome,
+    }
+}
+
+fn exit_of_l2<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
     let counters = &run.shared.counters;
     counters.exits.bump();
