@@ -4,9 +4,10 @@
 use core::arch::asm;
 
 /// Makes such an access by an instruction on `{value}` and `({at})`, with the trap vector behind it: evaluates to whether it trapped.
-/// `$vector`, `$status`: the CSRs that a trap of this mode uses.
+/// `$vector`, `$status`: the CSRs that a trap of this mode uses. `$save`, `$restore`: instructions that keep `hstatus`, which a trap to HS mode
+/// changes.
 macro_rules! access {
-    ($vector:literal, $status:literal, $insn:expr, $at:expr, $value:ident) => {{
+    ($vector:literal, $status:literal, ($save:literal, $restore:literal), $insn:expr, $at:expr, $value:ident) => {{
         let trapped: u64;
         // SAFETY: by the callers' promise a trap comes to this vector, with interrupts disabled. It changes the status register and, in
         // HS mode, `hstatus`, which are as before at the end, and trap CSRs, which nothing reads before the next trap. What is stored is
@@ -18,14 +19,14 @@ macro_rules! access {
                 "la {vector}, 2f",
                 concat!("csrrw {vector}, ", $vector, ", {vector}"),
                 concat!("csrr {status}, ", $status),
-                "csrr {hstatus}, hstatus",
+                $save,
                 "li {trapped}, 1",
                 $insn,
                 "li {trapped}, 0",
                 "j 3f",
                 ".balign 4",
                 concat!("2: csrw ", $status, ", {status}"),
-                "csrw hstatus, {hstatus}",
+                $restore,
                 concat!("3: csrw ", $vector, ", {vector}"),
                 ".option pop",
                 vector = out(reg) _, status = out(reg) _, hstatus = out(reg) _, trapped = out(reg) trapped,
@@ -61,8 +62,10 @@ macro_rules! accesses {
         unsafe fn $name(own: Own, at: u64, value: u64) -> Option<u64> {
             let mut value = value;
             let trapped = match own {
-                Own::Machine => access!("mtvec", "mstatus", concat!($insn, " {value}, ({at})"), at, value),
-                Own::Supervisor => access!("stvec", "sstatus", concat!($insn, " {value}, ({at})"), at, value),
+                Own::Machine => access!("mtvec", "mstatus", ("// {hstatus}", ""), concat!($insn, " {value}, ({at})"), at, value),
+                Own::Supervisor => {
+                    access!("stvec", "sstatus", ("csrr {hstatus}, hstatus", "csrw hstatus, {hstatus}"), concat!($insn, " {value}, ({at})"), at, value)
+                }
             };
             (!trapped).then_some(value)
         }

@@ -46,7 +46,7 @@ impl Plain {
     /// Evaluates an instruction as it stands in memory (the low 16 bits suffice for a compressed one), at `pc`, with the integer registers `x`.
     /// `None` if it is not a plain one.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn of(insn: u32, pc: u64, x: &[u64; 32]) -> Option<Self> {
         let (insn, length) = if insn & 3 == 3 { (insn, 4) } else { (expand(insn)?, 2) };
         let effect = evaluate(insn, pc, x)?;
@@ -69,7 +69,7 @@ const fn word(value: u64) -> u64 {
 }
 
 /// Evaluates an instruction of 32 bits.
-#[inline]
+#[inline(always)]
 fn evaluate(insn: u32, pc: u64, x: &[u64; 32]) -> Option<Effect> {
     let (rd, funct3) = (field(insn, 7, 5, 0) as u8, field(insn, 12, 3, 0));
     let a = x[field(insn, 15, 5, 0) as usize];

@@ -19,6 +19,10 @@ use rv::csr::hstatus;
 guests::entry_point!(main);
 
 fn main() {
+    if board().bootargs == "cost" {
+        run("nested/cost", runs::cost);
+        return;
+    }
     assert!(board().has("h"), "the device tree does not tell of the H extension");
     run("nested/csrs", csrs);
     traps::run_all();

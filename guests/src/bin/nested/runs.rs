@@ -1,14 +1,15 @@
 //! Code after an instruction of the H extension, beside the same code after one that is not: registers, memory and traps are the same, however
 //! much of it the hypervisor below executes in software.
 
-use crate::reset;
+use crate::{guest, reset};
+use core::hint::black_box;
 use core::sync::atomic::Ordering::Relaxed;
 use guests::console::UART;
 use guests::paging::{Page, RO, RW, RWX, Space, TEST_VA, XO, page};
 use guests::random::Random;
 use guests::trap::Trap;
 use guests::user::User;
-use guests::{Check, board, ensure, ensure_eq, paging, ram, run, sbi, trap};
+use guests::{Check, board, console, ensure, ensure_eq, paging, ram, run, sbi, trap};
 use metal::{csr, fence};
 use rv::csr::status;
 use rv::format::SV39;
@@ -23,6 +24,37 @@ pub fn run_all() {
     run("nested/run-device", device);
     run("nested/run-interrupts", interrupts);
     run("nested/run-own-code", own_code);
+}
+
+crate::code! {
+    calls_on: "1: ecall", "j 1b";
+}
+
+/// Prints what a round trip costs a hypervisor that accesses CSRs as KVM does for a call which its kernel handles: ticks for 1000 of them. With
+/// the boot argument `cost` only.
+pub fn cost() -> Check {
+    const ROUNDS: u64 = 1000;
+    reset();
+    let _ = guest::machine(calls_on(), 1);
+    let mut user = User::at(guest::CODE);
+    let mut trips = |count: u64| {
+        let start = metal::time();
+        for _ in 0..count {
+            // SAFETY: the guest's own.
+            unsafe { csr::hvip::write(0) };
+            let trap = guest::run(&mut user, Mode::Supervisor);
+            black_box([trap.cause, csr::htval::read(), csr::htinst::read()]);
+            user.pc += 4;
+            black_box([csr::vsie::read(), csr::hvip::read()]);
+            user.pc = guest::CODE;
+        }
+        metal::time() - start
+    };
+    trips(10);
+    let ticks = trips(ROUNDS);
+    console::figure("ticks for 1000 round trips", ticks);
+    reset();
+    Ok(())
 }
 
 const CSRW_HTVAL: u32 = 0x6430_1073;

@@ -33,12 +33,16 @@ pub(super) fn run_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, was_long: bool, env:
     }
     let (mut left, mut is_long) = (MOST_PLAIN, was_long);
     for _ in 0..MOST_TRAPPING {
-        if !may_run(run, env) {
+        let start = run.context.pc;
+        if !may_run(run, env) || state(run).misses.leaves_out(start) {
             break;
         }
         let (done, next) = stretch(run, bound.min(left), env);
         left -= done;
         run.shared.counters.nested_run_instructions.add(done);
+        if next.is_none() && done != 0 {
+            state(run).misses.note(start);
+        }
         let Some(insn) = next.filter(|insn| !(is_long && may_take_long(*insn))) else { break };
         is_long |= may_take_long(insn);
         // If it is illegal, the hart is to find that.

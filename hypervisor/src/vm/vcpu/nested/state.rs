@@ -1,6 +1,7 @@
 //! The state of a hart's hypervisor extension, and the world that runs.
 
 use super::csrs::{HypervisorCsrs, VS_INTERRUPTS};
+use super::misses::Misses;
 use crate::vm::vcpu::csrs::VsCsrs;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
@@ -36,6 +37,8 @@ pub struct Nested {
     pub views: Views<L2Gpa>,
     /// L1's fences by address of all VMIDs.
     pub log: FenceLog<L2Gpa>,
+    /// The places after which runs have found nothing.
+    pub misses: Misses,
 }
 
 /// An access of L2's that L1's G-stage refused.
@@ -104,6 +107,7 @@ impl Nested {
             kept: (0, 0),
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
+            misses: Misses::default(),
         }
     }
 
