@@ -150,7 +150,6 @@ const fn with_immediate_of_word(insn: u32, a: u64, immediate: u64) -> Option<u64
 }
 
 /// The value of an instruction of the opcode OP.
-#[expect(clippy::manual_checked_ops, reason = "the manual gives the result of a division by zero")]
 const fn of_registers(insn: u32, a: u64, b: u64) -> Option<u64> {
     let shift = b & 63;
     Some(match (insn >> 25, field(insn, 12, 3, 0)) {
@@ -259,13 +258,13 @@ const fn expand(insn: u32) -> Option<u32> {
             }
             i(OP_IMM, 0, rs3, 2, n as i32)
         }
-        (0, 2) => i(LOAD, 2, rs3, rd3, of_words as i32),   // c.lw
-        (0, 3) => i(LOAD, 3, rs3, rd3, of_doubles as i32), // c.ld
-        (0, 6) => s(2, rd3, rs3, of_words),                // c.sw
-        (0, 7) => s(3, rd3, rs3, of_doubles),              // c.sd
-        (1, 0) => i(OP_IMM, 0, rd, rd, immediate),         // c.addi
+        (0, 2) => i(LOAD, 2, rs3, rd3, of_words as i32),         // c.lw
+        (0, 3) => i(LOAD, 3, rs3, rd3, of_doubles as i32),       // c.ld
+        (0, 6) => s(2, rd3, rs3, of_words),                      // c.sw
+        (0, 7) => s(3, rd3, rs3, of_doubles),                    // c.sd
+        (1, 0) => i(OP_IMM, 0, rd, rd, immediate),               // c.addi
         (1, 1) if rd != 0 => i(OP_IMM_32, 0, rd, rd, immediate), // c.addiw
-        (1, 2) => i(OP_IMM, 0, rd, 0, immediate),          // c.li
+        (1, 2) => i(OP_IMM, 0, rd, 0, immediate),                // c.li
         (1, 3) if immediate == 0 => return None,
         // c.addi16sp
         (1, 3) if rd == 2 => {
@@ -274,15 +273,15 @@ const fn expand(insn: u32) -> Option<u32> {
         }
         (1, 3) => (immediate as u32) << 12 | rd << 7 | 0x37, // c.lui
         (1, 4) => match (field(insn, 10, 2, 0), field(insn, 12, 1, 0), field(insn, 5, 2, 0)) {
-            (0, ..) => i(OP_IMM, 5, rd3, rd3, shift as i32),          // c.srli
-            (1, ..) => i(OP_IMM, 5, rd3, rd3, shift as i32 | 0x400),  // c.srai
-            (2, ..) => i(OP_IMM, 7, rd3, rd3, immediate),             // c.andi
-            (_, 0, 0) => r(OP, 0x20, 0, rd3, rd3, rs3),               // c.sub
-            (_, 0, 1) => r(OP, 0, 4, rd3, rd3, rs3),                  // c.xor
-            (_, 0, 2) => r(OP, 0, 6, rd3, rd3, rs3),                  // c.or
-            (_, 0, _) => r(OP, 0, 7, rd3, rd3, rs3),                  // c.and
-            (_, _, 0) => r(OP_32, 0x20, 0, rd3, rd3, rs3),            // c.subw
-            (_, _, 1) => r(OP_32, 0, 0, rd3, rd3, rs3),               // c.addw
+            (0, ..) => i(OP_IMM, 5, rd3, rd3, shift as i32),         // c.srli
+            (1, ..) => i(OP_IMM, 5, rd3, rd3, shift as i32 | 0x400), // c.srai
+            (2, ..) => i(OP_IMM, 7, rd3, rd3, immediate),            // c.andi
+            (_, 0, 0) => r(OP, 0x20, 0, rd3, rd3, rs3),              // c.sub
+            (_, 0, 1) => r(OP, 0, 4, rd3, rd3, rs3),                 // c.xor
+            (_, 0, 2) => r(OP, 0, 6, rd3, rd3, rs3),                 // c.or
+            (_, 0, _) => r(OP, 0, 7, rd3, rd3, rs3),                 // c.and
+            (_, _, 0) => r(OP_32, 0x20, 0, rd3, rd3, rs3),           // c.subw
+            (_, _, 1) => r(OP_32, 0, 0, rd3, rd3, rs3),              // c.addw
             _ => return None,
         },
         // c.j

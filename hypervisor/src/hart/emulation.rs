@@ -13,12 +13,12 @@ pub trait Emulation {
     /// Ends what [`Emulation::begin_emulation`] has begun.
     fn end_emulation(&mut self);
     /// Reads 4 bytes of code at the guest's address `at`, a multiple of 4. The guest's SUM is 0. `None` if the guest's fetch would trap.
-    fn fetch(&mut self, at: u64) -> Option<u32>;
+    fn fetch_code(&mut self, at: u64) -> Option<u32>;
     /// Loads 1, 2, 4 or 8 bytes at the guest's address `at`, a multiple of `width`, extended by zeroes. `None` if the guest's load would trap.
-    fn load(&mut self, at: u64, width: u8) -> Option<u64>;
+    fn load_data(&mut self, at: u64, width: u8) -> Option<u64>;
     /// Stores the low 1, 2, 4 or 8 bytes of `value` at the guest's address `at`, a multiple of `width`. Returns false, with nothing stored, if the
     /// guest's store would trap.
-    fn store(&mut self, at: u64, width: u8, value: u64) -> bool;
+    fn store_data(&mut self, at: u64, width: u8, value: u64) -> bool;
     /// Returns the value of the supervisor CSR `csr` of the loaded guest. `None` if it is not one of `sstatus`, `stvec`, `scounteren`,
     /// `senvcfg`, `sscratch`, `sepc`, `scause` and `stval`.
     fn supervisor_csr(&self, csr: u16) -> Option<u64>;

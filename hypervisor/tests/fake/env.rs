@@ -203,18 +203,18 @@ impl Emulation for Hart {
     fn end_emulation(&mut self) {
         self.events.push(Event::Emulation(false));
     }
-    fn fetch(&mut self, at: u64) -> Option<u32> {
-        self.load(at, 4).map(|word| word as u32)
+    fn fetch_code(&mut self, at: u64) -> Option<u32> {
+        self.load_data(at, 4).map(|word| word as u32)
     }
-    fn load(&mut self, at: u64, width: u8) -> Option<u64> {
+    fn load_data(&mut self, at: u64, width: u8) -> Option<u64> {
         assert!(at.is_multiple_of(width.into()), "{at:#x} is misaligned");
         (0..u64::from(width)).try_fold(0, |value, n| match self.bytes.get(&(at + n)) {
             Some(Ok(byte)) => Some(value | u64::from(*byte) << (8 * n)),
             _ => None,
         })
     }
-    fn store(&mut self, at: u64, width: u8, value: u64) -> bool {
-        if self.load(at, width).is_none() || self.read_only.contains(&(at >> 12)) {
+    fn store_data(&mut self, at: u64, width: u8, value: u64) -> bool {
+        if self.load_data(at, width).is_none() || self.read_only.contains(&(at >> 12)) {
             return false;
         }
         (0..u64::from(width)).for_each(|n| _ = self.bytes.insert(at + n, Ok((value >> (8 * n)) as u8)));

@@ -468,13 +468,13 @@ impl Emulation for Hart {
     fn end_emulation(&mut self) {
         unreachable!("{NO_HYPERVISOR}");
     }
-    fn fetch(&mut self, _: u64) -> Option<u32> {
+    fn fetch_code(&mut self, _: u64) -> Option<u32> {
         unreachable!("{NO_HYPERVISOR}");
     }
-    fn load(&mut self, _: u64, _: u8) -> Option<u64> {
+    fn load_data(&mut self, _: u64, _: u8) -> Option<u64> {
         unreachable!("{NO_HYPERVISOR}");
     }
-    fn store(&mut self, _: u64, _: u8, _: u64) -> bool {
+    fn store_data(&mut self, _: u64, _: u8, _: u64) -> bool {
         unreachable!("{NO_HYPERVISOR}");
     }
     fn supervisor_csr(&self, _: u16) -> Option<u64> {

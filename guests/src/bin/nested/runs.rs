@@ -81,8 +81,7 @@ fn both(at: u64, first: &Page, x: &[u64; 32], fresh: impl Fn()) -> [End; 2] {
         fresh();
         let word = first.0[(at >> 3 & 511) as usize].load(Relaxed);
         let shift = 8 * (at & 4);
-        first.0[(at >> 3 & 511) as usize]
-            .store(word & !(0xffff_ffff << shift) | u64::from(insn) << shift, Relaxed);
+        first.0[(at >> 3 & 511) as usize].store(word & !(0xffff_ffff << shift) | u64::from(insn) << shift, Relaxed);
         fence::instruction();
         execute(at, x)
     })
@@ -181,10 +180,12 @@ fn random() -> Check {
         (x[8], x[9]) = (data[1].address() + 8 * random.below(512), data[1].address() + 2048);
         // x2 is the kernel's after the sequence only.
         let words: [u64; 8] = core::array::from_fn(|_| random.any_bits());
-        let fresh = || data.iter().for_each(|page| page.0.iter().enumerate().for_each(|(n, word)| word.store(words[n % 8], Relaxed)));
-        let sum = || {
-            data.iter().flat_map(|page| &page.0).fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Relaxed))
+        let fresh = || {
+            data.iter()
+                .for_each(|page| page.0.iter().enumerate().for_each(|(n, word)| word.store(words[n % 8], Relaxed)))
         };
+        let sum =
+            || data.iter().flat_map(|page| &page.0).fold(0_u64, |sum, word| sum.rotate_left(7) ^ word.load(Relaxed));
         if round % 2 == 1 {
             space.enter();
         }
@@ -210,36 +211,44 @@ fn random() -> Check {
 fn csrs() -> Check {
     reset();
     let code = page();
-    put(code, 0, &[
-        NOP,
-        0x1403_12f3, // csrrw t0, sscratch, t1
-        0x1400_23f3, // csrr t2, sscratch
-        0x1402_9073, // csrw sscratch, t0
-        0x1413_1073, // csrw sepc, t1: odd
-        0x1410_2573, // csrr a0, sepc
-        0x1423_5073, // csrwi scause, 6
-        0x1420_25f3, // csrr a1, scause
-        0x1433_1073, // csrw stval, t1
-        0x1430_2673, // csrr a2, stval
-        0x1000_26f3, // csrr a3, sstatus
-        0x1001_f773, // csrrci a4, sstatus, 3: interrupts off
-        0x1000_27f3, // csrr a5, sstatus
-        0x1007_3873, // csrrc a6, sstatus, a4
-        0x1006_9073, // csrw sstatus, a3
-        0x1000_28f3, // csrr a7, sstatus
-        0x1060_2e73, // csrr t3, scounteren
-        0x106e_1ef3, // csrrw t4, scounteren, t3
-        0x10a0_2f73, // csrr t5, senvcfg
-        0x10af_1ff3, // csrrw t6, senvcfg, t5
-        CSRW_HTVAL,
-        EBREAK,
-    ]);
+    put(
+        code,
+        0,
+        &[
+            NOP,
+            0x1403_12f3, // csrrw t0, sscratch, t1
+            0x1400_23f3, // csrr t2, sscratch
+            0x1402_9073, // csrw sscratch, t0
+            0x1413_1073, // csrw sepc, t1: odd
+            0x1410_2573, // csrr a0, sepc
+            0x1423_5073, // csrwi scause, 6
+            0x1420_25f3, // csrr a1, scause
+            0x1433_1073, // csrw stval, t1
+            0x1430_2673, // csrr a2, stval
+            0x1000_26f3, // csrr a3, sstatus
+            0x1001_f773, // csrrci a4, sstatus, 3: interrupts off
+            0x1000_27f3, // csrr a5, sstatus
+            0x1007_3873, // csrrc a6, sstatus, a4
+            0x1006_9073, // csrw sstatus, a3
+            0x1000_28f3, // csrr a7, sstatus
+            0x1060_2e73, // csrr t3, scounteren
+            0x106e_1ef3, // csrrw t4, scounteren, t3
+            0x10a0_2f73, // csrr t5, senvcfg
+            0x10af_1ff3, // csrrw t6, senvcfg, t5
+            CSRW_HTVAL,
+            EBREAK,
+        ],
+    );
     let mut x = [0; 32];
     x[6] = 0x1234_5671;
     let mut ends = both(code.address(), code, &x, || {});
     ensure_eq!(ends[0], ends[1], "CSRs");
     let x = &mut ends[0].1;
-    ensure_eq!((x[7], x[10] | 1, x[11], x[12]), (0x1234_5671, 0x1234_5671, 6, 0x1234_5671), "sscratch, sepc, scause, stval");
+    ensure_eq!(
+        (x[7], x[10] | 1, x[11], x[12]),
+        (0x1234_5671, 0x1234_5671, 6, 0x1234_5671),
+        "sscratch, sepc, scause, stval"
+    );
     ensure_eq!((x[15] & status::SIE, x[13] & status::SIE), (0, status::SIE), "sstatus.SIE");
     Ok(())
 }
@@ -270,9 +279,25 @@ fn faults() -> Check {
     space.map(at(8), data.address(), RW);
     space.map(at(9), other.address(), RW);
     let places = [
-        at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8) + 0xffc, at(9) + 0xffc, at(0) + 1, 1 << 50, !0 << 40, 0, u64::MAX - 3,
+        at(0),
+        at(1),
+        at(2),
+        at(3),
+        at(4),
+        at(5),
+        at(6),
+        at(7),
+        at(8) + 0xffc,
+        at(9) + 0xffc,
+        at(0) + 1,
+        1 << 50,
+        !0 << 40,
+        0,
+        u64::MAX - 3,
     ];
-    for (bits, what) in [(0, "no bits"), (status::SUM, "SUM"), (status::MXR, "MXR"), (status::SUM | status::MXR, "SUM and MXR")] {
+    for (bits, what) in
+        [(0, "no bits"), (status::SUM, "SUM"), (status::MXR, "MXR"), (status::SUM | status::MXR, "SUM and MXR")]
+    {
         for op in [LD, LW_TO_NOWHERE, SD] {
             for place in places {
                 put(code, 0, &with(op));
@@ -380,7 +405,11 @@ fn interrupts() -> Check {
         let (found, x) = execute(start.address(), &x);
         trap::disable(Interrupt::SSoft.bit());
         trap::clear_ipi();
-        ensure_eq!((found.cause, found.epc, x[10]), (1 << 63 | 1, code.address() + 12, 1), "an interrupt when it is enabled, {insn:#x}");
+        ensure_eq!(
+            (found.cause, found.epc, x[10]),
+            (1 << 63 | 1, code.address() + 12, 1),
+            "an interrupt when it is enabled, {insn:#x}"
+        );
     }
     // One comes while the code does nothing but jump to itself.
     for insn in [CSRW_HTVAL, NOP] {

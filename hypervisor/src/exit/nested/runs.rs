@@ -13,11 +13,11 @@ use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use abi::tunable::Id;
+use rv::Mode;
 use rv::csr::{hstatus, status};
 use rv::insn::MemOp;
 use rv::plain::{Effect, Plain};
 use rv::system::{CsrInsn, FenceKind, System, number};
-use rv::Mode;
 
 /// Instructions that one exit executes in software, at most.
 const MOST_PLAIN: u64 = 512;
@@ -132,7 +132,7 @@ impl Code {
     #[inline(always)]
     fn word_at<E: Env>(&mut self, at: u64, env: &mut E) -> Option<u32> {
         if self.at != at {
-            self.word = env.fetch(at)?;
+            self.word = env.fetch_code(at)?;
             self.at = at;
         }
         Some(self.word)
@@ -179,11 +179,11 @@ fn plain<E: Env>(run: &mut VcpuRun, insn: u32, env: &mut E) -> Step {
         }
         Effect::Access { op, at } if at & (u64::from(op.width()) - 1) == 0 => match op {
             MemOp::Load { rd, width, .. } => {
-                let Some(value) = env.load(at, width) else { return Step::NotSimple };
+                let Some(value) = env.load_data(at, width) else { return Step::NotSimple };
                 context.set(rd, op.extend(value));
             }
             MemOp::Store { rs, width } => {
-                if !env.store(at, width, context.x[usize::from(rs)]) {
+                if !env.store_data(at, width, context.x[usize::from(rs)]) {
                     return Step::NotSimple;
                 }
             }
@@ -254,7 +254,11 @@ mod tests {
         const MPRV: u64 = 1 << 17;
         let fs = status::FS | status::UXL_64;
         assert_eq!((shown(number::SSTATUS, fs), shown(number::SSTATUS, fs | 1 << 24)), (Some(fs | SD), None));
-        assert_eq!((shown(number::SSTATUS, 1 << 32), written(number::SSTATUS, 1 << 32)), (None, None), "UXL of 32 bits");
+        assert_eq!(
+            (shown(number::SSTATUS, 1 << 32), written(number::SSTATUS, 1 << 32)),
+            (None, None),
+            "UXL of 32 bits"
+        );
         assert_eq!(written(number::SSTATUS, SD | status::SPP), Some(status::SPP | status::UXL_64));
         assert_eq!(written(number::SSTATUS, MPRV), None);
         assert_eq!((written(number::STVEC, 0x1001), written(number::STVEC, 0x1002)), (Some(0x1001), None));

@@ -19,17 +19,17 @@ impl Emulation for Hart {
     }
 
     #[inline(always)]
-    fn fetch(&mut self, at: u64) -> Option<u32> {
+    fn fetch_code(&mut self, at: u64) -> Option<u32> {
         self.guest.fetch(at)
     }
 
     #[inline(always)]
-    fn load(&mut self, at: u64, width: u8) -> Option<u64> {
+    fn load_data(&mut self, at: u64, width: u8) -> Option<u64> {
         self.guest.load(at, width)
     }
 
     #[inline(always)]
-    fn store(&mut self, at: u64, width: u8, value: u64) -> bool {
+    fn store_data(&mut self, at: u64, width: u8, value: u64) -> bool {
         self.guest.store(at, width, value)
     }
 
