@@ -2,7 +2,6 @@
 
 use super::fences::vvma;
 use super::memory::access;
-use super::runs;
 use super::shared;
 use super::state::{limits, state};
 use super::world::{self, interrupt};
@@ -15,24 +14,6 @@ use crate::vm::vcpu::VcpuRun;
 use rv::csr::hstatus;
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, number};
 use rv::{Access, Addr, Mode, Vmid};
-
-/// Handles an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
-pub(in crate::exit) fn instruction<E: Env>(
-    g: &Gnomon,
-    run: &mut VcpuRun,
-    (insn, from): (u64, Mode),
-    env: &mut E,
-) -> Option<Outcome> {
-    run.nested.as_ref()?;
-    let insn = System::decode(u32::try_from(insn).ok()?)?;
-    let outcome = execute(g, run, (insn, from), env)?;
-    run.shared.counters.nested_traps.bump();
-    Some(match (insn, outcome) {
-        (System::Csr(_), Outcome::Resume) => runs::run_on(g, run, false, env),
-        (System::Fence(_), Outcome::Resume) => runs::run_on(g, run, true, env),
-        (_, outcome) => outcome,
-    })
-}
 
 /// Executes an instruction of L1's, from that mode, that concerns the H extension. `None` if it is illegal there.
 pub(super) fn execute<E: Env>(

@@ -20,7 +20,6 @@ mod state;
 mod world;
 
 pub use fences::fence_all;
-pub(super) use instruction::instruction;
 pub use shared::settle;
 pub use world::interrupt;
 
@@ -30,10 +29,28 @@ use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use rv::csr::{COUNTEREN_TM, hstatus};
-use rv::system::{WFI, WRS_NTO};
+use rv::system::{System, WFI, WRS_NTO};
 use rv::{Access, Cause, Exception, Interrupt, Mode};
 use state::state;
 use world::{Reflected, reflect};
+
+/// Handles an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
+pub(super) fn instruction<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
+    run.nested.as_ref()?;
+    let insn = System::decode(u32::try_from(insn).ok()?)?;
+    let outcome = instruction::execute(g, run, (insn, from), env)?;
+    run.shared.counters.nested_traps.bump();
+    Some(match (insn, outcome) {
+        (System::Csr(_), Outcome::Resume) => runs::run_on(g, run, false, env),
+        (System::Fence(_), Outcome::Resume) => runs::run_on(g, run, true, env),
+        (_, outcome) => outcome,
+    })
+}
 
 /// Handles an exit of L2.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {

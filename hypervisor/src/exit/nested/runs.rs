@@ -141,11 +141,11 @@ impl Code {
 
 /// The outcome of an instruction that may be simple.
 enum Step {
-    /// It is done.
+    /// The instruction is executed.
     Done,
-    /// It is done, and the hart goes on after it.
+    /// The instruction is executed, and the hart goes on after it.
     Last,
-    /// Nothing is done: it is the hart's.
+    /// Nothing is executed: the instruction is left to the hart.
     NotSimple,
 }
 
