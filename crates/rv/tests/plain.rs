@@ -256,7 +256,7 @@ impl Random {
 fn all_compressed_instructions_are_what_the_manual_says() {
     let mut random = Random(1);
     for insn in (0..0x1_0000).filter(|insn| insn & 3 != 3) {
-        for _ in 0..4 {
+        for _ in 0..2 {
             let (pc, x) = (random.next() & !1, random.registers());
             assert_eq!(Plain::of(insn, pc, &x), expected(insn, pc, &x), "{insn:#06x} at {pc:#x}, {x:x?}");
         }
@@ -269,7 +269,7 @@ fn instructions_of_32_bits_are_what_the_manual_says() {
     const OPCODES: [u32; 14] = [0x03, 0x0f, 0x13, 0x17, 0x1b, 0x23, 0x33, 0x37, 0x3b, 0x63, 0x67, 0x6f, 0x73, 0x2f];
     const FUNCTS: [u32; 4] = [0, 1, 0x20, 0x21];
     let (mut random, mut known) = (Random(2), 0);
-    for _ in 0..400_000 {
+    for _ in 0..100_000 {
         let mut insn = random.next() as u32 & !0x7f | OPCODES[(random.next() >> 30) as usize % OPCODES.len()];
         if random.next() & 1 == 0 {
             insn = insn & 0x01ff_ffff | FUNCTS[(random.next() >> 30) as usize % 4] << 25;
@@ -279,7 +279,7 @@ fn instructions_of_32_bits_are_what_the_manual_says() {
         assert_eq!(found, expected(insn, pc, &x), "{insn:#010x} at {pc:#x}, {x:x?}");
         known += u32::from(found.is_some());
     }
-    assert!(known > 160_000, "{known} were plain ones");
+    assert!(known > 40_000, "{known} were plain ones");
 }
 
 #[test]
