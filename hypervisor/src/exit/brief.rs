@@ -48,7 +48,7 @@ pub fn handle_brief<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut
     match kind {
         Kind::Timer => sbi::set_timer_briefly(g, run, env),
         Kind::Ipi => sbi::send_ipi_briefly(g, run, env),
-        Kind::Base => sbi::call_base_briefly(g, run),
+        Kind::Base => sbi::call_base_briefly(run),
         Kind::Fault | Kind::Fence | Kind::Satp => shadow::handle(kind, g, run, env),
     }
 }

@@ -42,7 +42,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let reply = match extension {
         spec_base::EID_BASE => {
             counters.sbi_base.bump();
-            base::call(function, args[0], || offers_nacl(g, run))
+            base::call(function, args[0], Some(offers_nacl(g, run)))
         }
         time::EID_TIME => {
             counters.sbi_time.bump();
@@ -127,8 +127,8 @@ pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut 
 
 /// Handles a call of the base extension, if it has that function.
 #[inline(always)]
-pub(crate) fn call_base_briefly(g: &Gnomon, run: &mut VcpuRun) -> Brief {
-    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], || offers_nacl(g, run)) else {
+pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
+    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], None) else {
         return Brief::NO;
     };
     run.shared.counters.sbi_base.bump();
