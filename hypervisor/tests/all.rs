@@ -16,6 +16,7 @@ mod host_map;
 mod lacking;
 mod lives;
 mod nested;
+mod nested_runs;
 mod network;
 mod pager;
 mod pmp;

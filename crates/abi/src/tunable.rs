@@ -74,6 +74,10 @@ tunables! {
     AdaptLook = "adapt-look", Kind::Number(1_000_000), 5000, "microseconds until a vCPU in mode adaptive is looked at; while nothing changes, up to 16 times as long; 0: at least 100";
     /// A choice without reason, for tests.
     AdaptAtRandom = "adapt-at-random", Kind::Switch, 0, "in mode adaptive roots are behind the G-stage or steered at random: a test of the changes between them";
+    /// The bound of runs.
+    NestedRun = "nested-run", Kind::Number(255), 32, "instructions of a guest hypervisor's that Gnomon executes in software to reach its next one that would trap; 0: none";
+    /// NACL.
+    Nacl = "nacl", Kind::Switch, 1, "SBI NACL for VMs with `nested`; if off, probes do not find it: of hypervisors that start from now on";
     /// Pages that are read with one that is needed.
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.

@@ -10,6 +10,7 @@ pub mod csr;
 pub mod fence;
 pub mod float;
 pub mod guest_byte;
+pub mod guest_memory;
 pub mod lane;
 mod lane_table;
 pub mod mmio;

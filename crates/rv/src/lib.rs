@@ -13,6 +13,7 @@ pub mod fence;
 pub mod format;
 pub mod insn;
 pub mod mem;
+pub mod plain;
 pub mod pte;
 pub mod request;
 pub mod step;

@@ -50,6 +50,18 @@ pub mod number {
     pub const HGATP: u16 = 0x680;
     /// `hgeip`.
     pub const HGEIP: u16 = 0xe12;
+    /// `sstatus`.
+    pub const SSTATUS: u16 = 0x100;
+    /// `scounteren`.
+    pub const SCOUNTEREN: u16 = 0x106;
+    /// `senvcfg`.
+    pub const SENVCFG: u16 = 0x10a;
+    /// `sepc`.
+    pub const SEPC: u16 = 0x141;
+    /// `scause`.
+    pub const SCAUSE: u16 = 0x142;
+    /// `stval`.
+    pub const STVAL: u16 = 0x143;
     /// `sie`.
     pub const SIE: u16 = 0x104;
     /// `stvec`.
@@ -214,7 +226,8 @@ pub enum CsrOp {
     Clear,
 }
 
-const OPCODE: u32 = 0x73;
+/// The opcode.
+pub const OPCODE: u32 = 0x73;
 
 impl System {
     /// Decodes an instruction. `None` if it is not of this opcode, or reserved.

@@ -1,6 +1,7 @@
 //! The services that the exit path needs from the hart it runs on. The binary implements it with instructions, tests
 //! with plain data.
 
+use crate::hart::emulation::Emulation;
 use crate::hart::worlds::Worlds;
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
@@ -8,7 +9,7 @@ use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
-pub trait Env: Worlds {
+pub trait Env: Worlds + Emulation {
     /// The access to host RAM.
     type Mem: PhysMem;
 

@@ -206,6 +206,12 @@ counters! {
         second_faults = "nested.second_faults",
         /// Such faults that were answered before they were made, since L1 had been told of the same.
         filled = "nested.filled",
+        /// Traps of L1's for its hypervisor extension: CSRs, fences, `sret`, loads and stores, NACL calls.
+        traps = "nested.traps",
+        /// Instructions of L1's that runs executed in software, those that would have trapped apart.
+        run_instructions = "nested.run_instructions",
+        /// Traps that runs avoided: instructions for the extension that they reached.
+        run_hits = "nested.run_hits",
         /// L1's accesses to its hypervisor CSRs.
         csrs = "nested.csr_accesses",
         /// L1's `sret` instructions that trapped, since they enter L2.

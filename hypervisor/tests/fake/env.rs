@@ -2,13 +2,16 @@
 
 use super::{Event, Hart, Mem};
 use hypervisor::hart::budget::Budget;
+use hypervisor::hart::emulation::Emulation;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::vm::vcpu::{Nested, VcpuRun, VsCsrs, VsTrapRegs};
 use mmu::ids::IdSlot;
 use mmu::shadow::Root;
 use rv::csr::atp;
+use rv::system::number;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn};
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Env for Hart {
     type Mem = Mem;
@@ -63,7 +66,7 @@ impl Env for Hart {
         self.vsatp
     }
     fn interrupt_pending(&self) -> bool {
-        false
+        self.is_interrupted
     }
     fn set_timer_interrupt(&mut self, high: bool) {
         self.events.push(Event::TimerInterrupt(high));
@@ -185,4 +188,59 @@ impl Worlds for Hart {
     fn undelegated_interrupts(&self) -> u64 {
         self.lines
     }
+}
+
+/// The guest's code and data are in [`Hart::bytes`].
+impl Emulation for Hart {
+    fn begin_emulation(&mut self, run: &VcpuRun) -> bool {
+        let begins = run.may_enter(|| run.vm.tlb.generation.load(SeqCst));
+        if begins {
+            assert!(run.vm.memory.try_lock().is_some(), "other harts would wait for this one with the lock held");
+            self.events.push(Event::Emulation(true));
+        }
+        begins
+    }
+    fn end_emulation(&mut self) {
+        self.events.push(Event::Emulation(false));
+    }
+    fn fetch_code(&mut self, at: u64) -> Option<u32> {
+        self.load_data(at, 4).map(|word| word as u32)
+    }
+    fn load_data(&mut self, at: u64, width: u8) -> Option<u64> {
+        assert!(at.is_multiple_of(width.into()), "{at:#x} is misaligned");
+        (0..u64::from(width)).try_fold(0, |value, n| match self.bytes.get(&(at + n)) {
+            Some(Ok(byte)) => Some(value | u64::from(*byte) << (8 * n)),
+            _ => None,
+        })
+    }
+    fn store_data(&mut self, at: u64, width: u8, value: u64) -> bool {
+        if self.load_data(at, width).is_none() || self.read_only.contains(&(at >> 12)) {
+            return false;
+        }
+        (0..u64::from(width)).for_each(|n| _ = self.bytes.insert(at + n, Ok((value >> (8 * n)) as u8)));
+        true
+    }
+    fn supervisor_csr(&self, csr: u16) -> Option<u64> {
+        Some(match csr {
+            number::SSTATUS => self.regs.vsstatus,
+            number::STVEC => self.regs.vstvec,
+            number::SEPC => self.regs.vsepc,
+            number::SCAUSE => self.regs.vscause,
+            number::STVAL => self.regs.vstval,
+            number::SSCRATCH => self.sscratch,
+            _ => return None,
+        })
+    }
+    fn set_supervisor_csr(&mut self, csr: u16, value: u64) {
+        match csr {
+            number::SSTATUS => self.regs.vsstatus = value,
+            number::STVEC => self.regs.vstvec = value,
+            number::SEPC => self.regs.vsepc = value,
+            number::SCAUSE => self.regs.vscause = value,
+            number::STVAL => self.regs.vstval = value,
+            number::SSCRATCH => self.sscratch = value,
+            _ => panic!("CSR {csr:#x}"),
+        }
+    }
+    fn fence_memory(&self) {}
 }

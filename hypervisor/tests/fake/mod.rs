@@ -100,6 +100,8 @@ pub enum Event {
     NestedFence(Option<Addr<L2Gpa>>),
     NestedForgotten,
     World(vcpu::World),
+    /// Execution in software has begun, or ended.
+    Emulation(bool),
     Shadow,
     GuestRootFence,
     TimerInterrupt(bool),
@@ -124,6 +126,12 @@ pub struct Hart {
     pub held: u64,
     /// The bytes, or the faults, at the guest's addresses where it may access memory byte by byte. Elsewhere are page faults.
     pub bytes: BTreeMap<u64, Result<u8, Exit>>,
+    /// The pages, by number, in which stores fault though they have bytes.
+    pub read_only: Vec<u64>,
+    /// The guest's `sscratch`.
+    pub sscratch: u64,
+    /// An interrupt is pending that the guest has enabled.
+    pub is_interrupted: bool,
     /// The floating-point registers.
     pub float: [u64; 32],
     /// The guest's `scounteren`.
@@ -309,6 +317,9 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         lines: 0,
         held: 0,
         bytes: BTreeMap::new(),
+        read_only: Vec::new(),
+        sscratch: 0,
+        is_interrupted: false,
         float: [0; 32],
         user_counters: 0,
         asids: Ids::new(1, 2),

@@ -5,6 +5,7 @@ use crate::fake::Mem;
 use abi::bundle::GUEST_RAM_BASE;
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
+use hypervisor::hart::emulation::Emulation;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::life::lifecycle;
@@ -457,6 +458,33 @@ impl Worlds for Hart {
     }
     fn undelegated_interrupts(&self) -> u64 {
         0
+    }
+}
+
+impl Emulation for Hart {
+    fn begin_emulation(&mut self, _: &VcpuRun) -> bool {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn end_emulation(&mut self) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn fetch_code(&mut self, _: u64) -> Option<u32> {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn load_data(&mut self, _: u64, _: u8) -> Option<u64> {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn store_data(&mut self, _: u64, _: u8, _: u64) -> bool {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn supervisor_csr(&self, _: u16) -> Option<u64> {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn set_supervisor_csr(&mut self, _: u16, _: u64) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn fence_memory(&self) {
+        unreachable!("{NO_HYPERVISOR}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! A hypervisor that goes through the H extension, one feature at a time: CSRs, entries, traps, delegation, interrupts, fences, accesses to its
-//! guest's memory.
+//! guest's memory; and the code after each instruction of the extension.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "hypervisor CSRs and instructions")]
@@ -7,6 +7,7 @@
 mod interrupts;
 mod memory;
 mod nacl;
+mod runs;
 mod traps;
 mod wild;
 
@@ -18,11 +19,16 @@ use rv::csr::hstatus;
 guests::entry_point!(main);
 
 fn main() {
+    if board().bootargs == "cost" {
+        run("nested/cost", runs::cost);
+        return;
+    }
     assert!(board().has("h"), "the device tree does not tell of the H extension");
     run("nested/csrs", csrs);
     traps::run_all();
     memory::run_all();
     interrupts::run_all();
+    runs::run_all();
     nacl::run_all();
     wild::run_all();
 }

@@ -8,6 +8,7 @@
 
 mod bank;
 mod bytes;
+mod emulation;
 mod nesting;
 mod probe;
 mod state;
@@ -24,7 +25,7 @@ use hypervisor::machine::description::HostHart;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
-use nesting::Nesting;
+use nesting::{Lines, Nesting};
 use rv::csr::{atp, envcfg, hstatus, status};
 use rv::{Addr, Asid, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
@@ -156,7 +157,7 @@ impl GuestHart {
             has_zba: common.has("zba"),
             emulates_misaligned: emulates_misaligned(seat, common),
             unset_counters: 0,
-            nesting: Nesting::NONE,
+            nesting: Nesting::none(mode),
             offered: if common.has("d") { status::FS } else { 0 } | if common.has("v") { status::VS } else { 0 },
             // SAFETY: M mode; the trap vectors are set.
             emulates_time: seat == Seat::Firmware && !unsafe { csr::time::exists() },
@@ -432,16 +433,14 @@ impl GuestHart {
     /// Raises or lowers an interrupt line of the loaded guest.
     pub fn set_line(&mut self, line: Line, high: bool) {
         let (vs, s) = (line.vs_bit(), line.vs_bit() >> 1);
-        if self.runs_l2() {
-            return self.hold(vs, high);
-        }
         // SAFETY: an interrupt of the guest's, which Gnomon never takes: delegated, and in M mode masked.
         unsafe {
-            match (self.mode, high) {
-                (GuestMode::Virtual, true) => csr::hvip::set(vs),
-                (GuestMode::Virtual, false) => csr::hvip::clear(vs),
-                (GuestMode::Supervisor, true) => csr::mip::set(s),
-                (GuestMode::Supervisor, false) => csr::mip::clear(s),
+            match (self.nesting.lines, high) {
+                (Lines::Virtual, true) => csr::hvip::set(vs),
+                (Lines::Virtual, false) => csr::hvip::clear(vs),
+                (Lines::Supervisor, true) => csr::mip::set(s),
+                (Lines::Supervisor, false) => csr::mip::clear(s),
+                (Lines::Held, high) => self.hold(vs, high),
             }
         }
     }

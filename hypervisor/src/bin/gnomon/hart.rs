@@ -5,6 +5,7 @@
 
 mod brief;
 mod due;
+mod emulation;
 mod env;
 mod external;
 mod interrupts;

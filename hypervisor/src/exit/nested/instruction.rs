@@ -15,15 +15,13 @@ use rv::csr::hstatus;
 use rv::system::{CsrInsn, FenceInsn, FenceKind, System, number};
 use rv::{Access, Addr, Mode, Vmid};
 
-/// Executes an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
-pub(in crate::exit) fn instruction<E: Env>(
+/// Executes an instruction of L1's, from that mode, that concerns the H extension. `None` if it is illegal there.
+pub(super) fn execute<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
-    (insn, from): (u64, Mode),
+    (insn, from): (System, Mode),
     env: &mut E,
 ) -> Option<Outcome> {
-    run.nested.as_ref()?;
-    let insn = System::decode(u32::try_from(insn).ok()?)?;
     let may_access = from == Mode::Supervisor || state(run).csrs.hstatus & hstatus::HU != 0;
     match insn {
         System::GuestLoad(load) if may_access => {

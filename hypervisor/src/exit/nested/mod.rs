@@ -3,6 +3,7 @@
 //! | event | function |
 //! |---|---|
 //! | L1 executes an instruction of the extension | [`instruction`] |
+//! | L1 goes on to the next such instruction | `runs::run_on` |
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
 //! | a trap of L2's is L1's | `world::reflect` |
@@ -13,12 +14,12 @@ mod fences;
 mod instruction;
 mod memory;
 pub(super) mod nacl;
+mod runs;
 mod shared;
 mod state;
 mod world;
 
 pub use fences::fence_all;
-pub(super) use instruction::instruction;
 pub use shared::settle;
 pub use world::interrupt;
 
@@ -28,13 +29,39 @@ use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use rv::csr::{COUNTEREN_TM, hstatus};
-use rv::system::{WFI, WRS_NTO};
+use rv::system::{System, WFI, WRS_NTO};
 use rv::{Access, Cause, Exception, Interrupt, Mode};
 use state::state;
 use world::{Reflected, reflect};
 
+/// Handles an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
+pub(super) fn instruction<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (insn, from): (u64, Mode),
+    env: &mut E,
+) -> Option<Outcome> {
+    run.nested.as_ref()?;
+    let insn = System::decode(u32::try_from(insn).ok()?)?;
+    let outcome = instruction::execute(g, run, (insn, from), env)?;
+    run.shared.of_guests().traps.bump();
+    Some(match (insn, outcome) {
+        (System::Csr(_), Outcome::Resume) => runs::run_on(g, run, false, env),
+        (System::Fence(_), Outcome::Resume) => runs::run_on(g, run, true, env),
+        (_, outcome) => outcome,
+    })
+}
+
 /// Handles an exit of L2.
 pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
+    match exit_of_l2(g, run, env) {
+        // L1's handler begins with accesses to the extension's CSRs.
+        Outcome::Resume if !run.runs_l2() => runs::run_on(g, run, true, env),
+        outcome => outcome,
+    }
+}
+
+fn exit_of_l2<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let exit = run.context.exit;
     let (own, counters) = (&run.shared.counters, run.shared.of_guests());
     own.exits.bump();

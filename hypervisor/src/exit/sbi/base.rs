@@ -25,16 +25,18 @@ const OFFERED: [usize; 10] = [
     root_cache::EXTENSION,
 ];
 
-/// Handles a call. `is_hypervisor`: the caller has the H extension, and is offered what helps hypervisors.
-pub(super) fn call(function: usize, argument: u64, is_hypervisor: bool) -> Reply {
+/// Handles a call. `offers_nacl`: whether the caller is offered what helps hypervisors. A probe of that is an error if it is not given.
+pub(super) fn call(function: usize, argument: u64, offers_nacl: Option<bool>) -> Reply {
     match function {
         base::GET_SBI_SPEC_VERSION => Ok(((Version::V2_0.major() << 24) | Version::V2_0.minor()) as u64),
         base::GET_SBI_IMPL_ID => Ok(IMPLEMENTATION),
         base::GET_SBI_IMPL_VERSION => Ok(IMPLEMENTATION_VERSION),
         base::PROBE_EXTENSION => {
             let wanted = argument as usize;
-            let found =
-                OFFERED.contains(&wanted) || LEGACY.contains(&wanted) || is_hypervisor && wanted == nacl::EID_NACL;
+            let found = match wanted {
+                nacl::EID_NACL => offers_nacl.ok_or(Error::NotSupported)?,
+                _ => OFFERED.contains(&wanted) || LEGACY.contains(&wanted),
+            };
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
         }
         // Zero says "not implemented" for each of the three. A guest never learns the host's: some
@@ -51,11 +53,11 @@ mod tests {
 
     #[test]
     fn the_version_is_two() {
-        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0, false), Ok(0x0200_0000));
-        assert_eq!(call(99, 0, false), Err(Error::NotSupported));
-        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64, false), Ok(1));
-        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55, false), Ok(0));
-        let nacl = |is_hypervisor| call(base::PROBE_EXTENSION, nacl::EID_NACL as u64, is_hypervisor);
+        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0, Some(false)), Ok(0x0200_0000));
+        assert_eq!(call(99, 0, Some(false)), Err(Error::NotSupported));
+        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64, Some(false)), Ok(1));
+        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55, Some(false)), Ok(0));
+        let nacl = |is_offered| call(base::PROBE_EXTENSION, nacl::EID_NACL as u64, Some(is_offered));
         assert_eq!((nacl(false), nacl(true)), (Ok(0), Ok(1)));
     }
 }

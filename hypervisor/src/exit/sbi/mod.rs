@@ -25,6 +25,7 @@ use crate::vm::outcome::{Brief, Kind, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use abi::record::EndReason;
 use abi::root_cache::EXTENSION as ROOT_CACHE;
+use abi::tunable::Id;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer, unreached};
@@ -41,7 +42,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let reply = match extension {
         spec_base::EID_BASE => {
             counters.sbi_base.bump();
-            base::call(function, args[0], run.nested.is_some())
+            base::call(function, args[0], Some(offers_nacl(g, run)))
         }
         time::EID_TIME => {
             counters.sbi_time.bump();
@@ -127,11 +128,16 @@ pub(crate) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut 
 /// Handles a call of the base extension, if it has that function.
 #[inline(always)]
 pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
-    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], run.nested.is_some()) else {
+    let Ok(value) = base::call(run.context.x[16] as usize, run.context.x[10], None) else {
         return Brief::NO;
     };
     run.shared.counters.sbi_base.bump();
     over(run, value)
+}
+
+/// Returns whether probes find NACL: on a machine with the H extension, unless it is to do without.
+fn offers_nacl(g: &Gnomon, run: &VcpuRun) -> bool {
+    run.nested.is_some() && g.tunables.is_on(Id::Nacl)
 }
 
 /// Ends a brief call.
@@ -170,6 +176,7 @@ fn seldom<E: Env>(
         }
         nacl::EID_NACL if run.nested.is_some() => {
             run.shared.counters.sbi_nacl.bump();
+            run.shared.of_guests().traps.bump();
             nested::nacl::call(g, run, function, args, env)
                 .map(|done| done.unwrap_or_else(|why| unreached(g, run, why, Error::Failed)))
         }

@@ -1,14 +1,28 @@
 //! The world that a hart runs for a guest which is a hypervisor, and what its registers are made from.
 
+use hypervisor::device::offer::GuestMode;
 use hypervisor::vm::vcpu::World;
 use hypervisor::vm::vcpu::nested::Rights;
 use rv::csr::hstatus;
+
+/// The place of the loaded guest's interrupt lines. Brief exits look at it, and at nothing else to raise one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lines {
+    /// `hvip`: the guest runs in VS mode.
+    Virtual,
+    /// `mip`: it runs in S mode.
+    Supervisor,
+    /// [`Nesting::held`]: its own guest runs.
+    Held,
+}
 
 /// The world that the hart runs a guest for, and what its registers are made from besides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nesting {
     /// The world.
     pub(super) world: World,
+    /// The place of the interrupt lines in that world.
+    pub(super) lines: Lines,
     /// While L2 runs: L1's `hvip`.
     pub(super) held: u64,
     /// Host time at which the loaded VM's time is 0.
@@ -19,9 +33,27 @@ pub(super) struct Nesting {
     pub(super) traps_wfi: bool,
 }
 
+impl Lines {
+    /// Returns the place of the lines of a guest in that mode that runs no guest of its own.
+    const fn of(mode: GuestMode) -> Self {
+        match mode {
+            GuestMode::Virtual => Self::Virtual,
+            GuestMode::Supervisor => Self::Supervisor,
+        }
+    }
+}
+
 impl Nesting {
-    /// The nesting of a hart without a guest.
-    pub(super) const NONE: Self = Self { world: World::Own, held: 0, time_zero: 0, svadu: false, traps_wfi: false };
+    /// Returns the nesting of a hart without a guest, whose guests run in that mode.
+    pub(super) const fn none(mode: GuestMode) -> Self {
+        Self { world: World::Own, lines: Lines::of(mode), held: 0, time_zero: 0, svadu: false, traps_wfi: false }
+    }
+
+    /// Changes the world. Returns the previous one.
+    pub(super) const fn enter(&mut self, world: World, mode: GuestMode) -> World {
+        self.lines = if matches!(world, World::L2(_)) { Lines::Held } else { Lines::of(mode) };
+        core::mem::replace(&mut self.world, world)
+    }
 
     /// Returns L2's rights, while it runs.
     pub(super) const fn rights(&self) -> Option<&Rights> {

@@ -106,7 +106,7 @@ impl GuestHart {
 
     /// Runs the loaded guest for that world. VS mode only.
     pub fn set_world(&mut self, world: World) {
-        let before = core::mem::replace(&mut self.nesting.world, world);
+        let before = self.nesting.enter(world, self.mode);
         if self.mode != GuestMode::Virtual || before == world {
             return;
         }

@@ -6,8 +6,10 @@
 
 mod access;
 mod csrs;
+mod misses;
 mod state;
 
 pub use access::Limits;
 pub use csrs::{HypervisorCsrs, VS_INTERRUPTS};
+pub use misses::Misses;
 pub use state::{Nested, Refused, Rights, World};

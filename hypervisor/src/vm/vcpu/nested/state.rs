@@ -1,6 +1,7 @@
 //! The state of a hart's hypervisor extension, and the world that runs.
 
 use super::csrs::{HypervisorCsrs, VS_INTERRUPTS};
+use super::misses::Misses;
 use crate::vm::vcpu::csrs::VsCsrs;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
@@ -40,6 +41,8 @@ pub struct Nested {
     pub log: FenceLog<L2Gpa>,
     /// The bits of `henvcfg` that L1 can set.
     pub environment: u64,
+    /// The places after which runs have found nothing.
+    pub misses: Misses,
 }
 
 /// An access of L2's that L1's G-stage refused.
@@ -110,6 +113,7 @@ impl Nested {
             views: Views::new(Self::VIEWS, 0),
             log: FenceLog::new(vcpu),
             environment,
+            misses: Misses::default(),
         }
     }
 
