@@ -53,7 +53,7 @@ pub(super) struct Machine {
     pub subject: Subject,
     /// The bare machine described without the devices that guests have not.
     pub has_few_devices: bool,
-    /// Whether the kernel boots in the subject's guest, or under KVM there.
+    /// The place of the kernel that boots: the subject's guest, or a guest under KVM there.
     pub nesting: Nesting,
 }
 

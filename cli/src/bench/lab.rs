@@ -108,19 +108,19 @@ pub struct Load {
     pub processors: Processors,
     /// Its devices. Waiting for one is waiting for the host.
     pub devices: Devices,
-    /// Whether a guest of Gnomon's is a hypervisor.
+    /// The hypervisor in a guest of Gnomon's.
     pub nesting: Nesting,
 }
 
-/// Whether a guest of Gnomon's is a hypervisor.
+/// The hypervisor in a guest of Gnomon's.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub enum Nesting {
-    /// It is none.
+    /// None.
     #[default]
     None,
-    /// It is one.
+    /// The guest itself.
     Itself,
-    /// It runs under KVM, in a VM.
+    /// KVM, which runs the guest in a VM of its own.
     UnderKvm,
 }
 

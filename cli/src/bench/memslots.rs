@@ -12,7 +12,7 @@ use super::table::Table;
 use crate::subject::workload::Scale;
 use serde_json::json;
 
-/// What is measured, and its name.
+/// The kinds of work that are measured, and their names.
 const KINDS: [(&str, &str); 6] = [
     ("map", "map"),
     ("unmap", "unmap"),

@@ -31,7 +31,7 @@ const KINDS: [(&str, &str, Option<f64>, &str); 7] = [
 /// Pages of which Gnomon may answer several faults by one.
 const KNOWN: &str = "known";
 
-/// A boot: who boots, and what it came to.
+/// The machine of a boot, and its figures.
 type Boot = (Machine, Result<Figures, String>);
 
 /// Measures.

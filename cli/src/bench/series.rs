@@ -34,7 +34,7 @@ pub struct Plan {
     pub svadu: bool,
     /// Set if KVM can take part: the guest times nothing that a tick of the host could fall into.
     pub has_kvm: bool,
-    /// Whether the guest is a hypervisor. Then mode `two-stage` alone can take part.
+    /// The hypervisor in the guest. With one, mode `two-stage` alone can take part.
     pub nesting: Nesting,
 }
 

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `call` | L2's SBI calls, answered as KVM's kernel does it: the same accesses to CSRs, in the same order |
 //! | `vmm` | the same, answered as KVM does where its VMM is asked: state is saved before, and loaded after |
+//! | `switch` | the same calls of eight L2s by turns, each with a table and a VMID of its own |
 //! | `known` | L2's first accesses to pages which the G-stage table has |
 //! | `missing` | L2's first accesses to pages which the G-stage table gets at the fault |
 //! | `map` | pages of regions are mapped, each at L2's fault |
@@ -71,6 +72,7 @@ fn main() {
         match kind {
             "call" => l1.calls(count, false)?,
             "vmm" => l1.calls(count, true)?,
+            "switch" => l1.switches(count)?,
             "known" => l1.faults(count, true)?,
             "missing" => l1.faults(count, false)?,
             "map" | "unmap" | "chunks" => l1.regions(kind, count, regions)?,
@@ -233,6 +235,29 @@ impl L1 {
             if asks_vmm {
                 self.leave_and_return();
             }
+        }
+        region::end(0);
+        Ok(())
+    }
+
+    /// Runs eight L2s by turns on this hart.
+    fn switches(&mut self, count: u64) -> Check {
+        const L2S: usize = 8;
+        self.code.fill(calls());
+        let stages: [Stage; L2S] = core::array::from_fn(|n| Stage::new(VMID + 1 + n as u64));
+        for stage in &stages {
+            stage.map(CODE, self.code.address(), ALL);
+        }
+        fence::gvma_all();
+        region::begin(0);
+        for (n, stage) in (0..count).zip(stages.iter().cycle()) {
+            match &self.shared {
+                Some(shared) => shared.write(number::HGATP.into(), stage.hgatp()),
+                None => stage.switch(),
+            }
+            self.user.pc = CODE;
+            let (cause, _) = self.enter();
+            ensure_eq!(cause, ECALL, "the cause of exit {n}");
         }
         region::end(0);
         Ok(())

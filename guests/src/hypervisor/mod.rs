@@ -1,4 +1,4 @@
-//! What a guest needs that is a hypervisor: a G-stage for its own guest, and the ways to enter it.
+//! The tools of a guest that is a hypervisor: a G-stage for its own guest, and the ways to enter it.
 
 pub mod nacl;
 pub mod stage;

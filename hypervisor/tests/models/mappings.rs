@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 const PAGE: Pfn<rv::Gpa> = Pfn::new(0x8_0000);
 
-/// What a mover does wrong.
+/// A mistake of the hart that moves the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mutant {
-    /// It frees the frame before the mappings have ended.
+    /// The frame is freed before the mappings have ended.
     FreesFirst,
-    /// It ends them before the table has changed, without the lock.
+    /// Mappings end before the table has changed, without the lock.
     EndsFirst,
 }
 
