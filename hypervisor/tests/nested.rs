@@ -162,7 +162,7 @@ fn a_page_that_gnomon_takes_from_l1_is_out_of_l2s_reach() {
         let (mut ready, frames) = (Ready::Nothing, w.g.frames());
         let host = &mut Host::new(&mut memory.space, (frames, &mut ready), &mut mem, &mut hw);
         let page = Span { start: Pfn::new(PAGE >> 12), pages: 1 };
-        Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), host }.give_back(&[page]);
+        Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), collapsed: None, host }.give_back(&[page]);
     }
     assert_eq!(walked(&mut w, AT), None);
     assert!(!hw.0.is_empty(), "and the TLBs forget it");

@@ -186,6 +186,10 @@ counters! {
         nested_fences = "nested.fences",
         /// The guest's loads and stores in its guests' memory.
         nested_accesses = "nested.memory_accesses",
+        /// Fences of L2 that trapped, on collapsed tables.
+        nested_own_fences = "nested.own_fences",
+        /// Accesses of L2 to `satp` that trapped, on collapsed tables.
+        nested_satp_accesses = "nested.satp_accesses",
         /// Ticks in the guest, while times were noted.
         time_guest = "time.guest",
         /// Ticks in which Gnomon handled its exits, while times were noted.

@@ -5,10 +5,12 @@
 //! | L1 executes an instruction of the extension | [`instruction`] |
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
+//! | L2 faults, fences or writes `satp` on collapsed tables | `collapsed::page_fault`, `collapsed::instruction` |
 //! | a trap of L2's is L1's | `world::reflect` |
 //! | L1 calls NACL | `nacl::call` |
 //! | an interrupt of L1's, or an interrupt of L2's that is L1's to take | [`interrupt`] |
 
+mod collapsed;
 mod fences;
 mod instruction;
 mod memory;
@@ -55,6 +57,9 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
         Cause::Exception(Exception::StoreGuestPage) => memory::guest_page_fault(g, run, Access::Store, env),
         Cause::Exception(Exception::LoadGuestPage) => memory::guest_page_fault(g, run, Access::Load, env),
         Cause::Exception(Exception::FetchGuestPage) => memory::guest_page_fault(g, run, Access::Fetch, env),
+        Cause::Exception(Exception::StorePage) if run.collapses() => collapsed::page_fault(g, run, Access::Store, env),
+        Cause::Exception(Exception::LoadPage) if run.collapses() => collapsed::page_fault(g, run, Access::Load, env),
+        Cause::Exception(Exception::FetchPage) if run.collapses() => collapsed::page_fault(g, run, Access::Fetch, env),
         Cause::Exception(Exception::VirtualInstruction) => virtual_instruction(g, run, env),
         Cause::Exception(Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
         Cause::Exception(exception) => world::own_or_reflect(g, run, Reflected::of(exception, &exit), env),
@@ -84,6 +89,9 @@ fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Ou
     let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
     // QEMU does not report WRS.NTO.
     let insn = if exit.tval == 0 { memory::fetch(run, env).unwrap_or(0) } else { exit.tval };
+    if let Some(outcome) = collapsed::instruction(g, run, insn, env) {
+        return outcome;
+    }
     match insn {
         WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
             run.context.skip(4);
