@@ -301,10 +301,11 @@ impl Rig {
 
     fn address(&self, n: usize) -> Addr<L2Gva> {
         if self.vcpus[n].paging == Paging::Bare && self.pick(8) != 0 {
-            return Addr::new((self.any(&[0, 0x200, 0xa00, 0x4_0000]) + self.pick(16)) << 12 | 8 * self.pick(512));
+            let page = self.any(&[0, 0x200, 0xa00, 0x4_0000]) + self.pick(16);
+            return Addr::new((page << 12) | (8 * self.pick(512)));
         }
         let index = |shift: u32| self.any(&INDICES) << shift;
-        Addr::new(index(30) | index(21) | index(12) | 8 * self.pick(512))
+        Addr::new(index(30) | index(21) | index(12) | (8 * self.pick(512)))
     }
 
     fn request(&self) -> Request {
@@ -429,7 +430,7 @@ impl Rig {
 
 /// Returns whether a fence of everything is of all VMIDs.
 const fn by_chance(at: Time) -> bool {
-    at % 2 == 0
+    at.is_multiple_of(2)
 }
 
 /// The rights of a leaf, without D no W.

@@ -286,7 +286,7 @@ impl Used {
     }
 
     fn tag(page: Pfn<L2Gpa>, context: u32) -> u64 {
-        let number = page.raw() / Level::MEGA.pages() & ((1 << Self::NUMBER) - 1);
+        let number = (page.raw() / Level::MEGA.pages()) & ((1 << Self::NUMBER) - 1);
         // The highest bit: no tag is 0.
         1 << 63 | u64::from(context) << Self::NUMBER | number
     }

@@ -127,7 +127,7 @@ impl Hardware {
     /// All leaves below a shadow table: the page, the level, the leaf.
     pub fn collect(&self, table: Pfn<Hpa>, level: Level, page: u64, seen: &mut Vec<(u64, Level, Leaf<Hpa>)>) {
         for (index, word) in (0..).zip(self.machine.frame(table)).filter(|(_, word)| **word & 1 == 1) {
-            let page = page | index * level.pages();
+            let page = page | (index * level.pages());
             match Pte(*word).decode::<Hpa>(level, Caps::default()) {
                 Entry::Table(next) => self.collect(next, level.down().expect("a pointer"), page, seen),
                 Entry::Leaf(leaf) => seen.push((page, level, leaf)),

@@ -40,6 +40,14 @@ enum Astray {
     Missing(Missing),
 }
 
+/// The end of a translation by the stage below.
+struct Arrived {
+    /// The address in the VM's memory.
+    gpa: Addr<Gpa>,
+    /// The stage's leaf with its level, if it has a table.
+    leaf: Option<(Leaf<Gpa>, Level)>,
+}
+
 /// L2's memory: the VM's through the stage below.
 struct Through<'m, 'a, 'h, S: Shadowed, M, H> {
     memory: &'m mut Memory<'a, 'h, S, M, H>,
@@ -49,15 +57,12 @@ struct Through<'m, 'a, 'h, S: Shadowed, M, H> {
 
 impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> Through<'_, '_, '_, S, M, H> {
     /// Translates an access, and sets A and D as promised. Returns where it arrives, and the stage's leaf with its level.
-    fn translate(
-        &mut self,
-        at: Addr<L2Gpa>,
-        request: &Request,
-        tinst: u64,
-    ) -> Result<(Addr<Gpa>, Option<(Leaf<Gpa>, Level)>), Astray> {
-        let Some((format, root)) = self.below.table else { return Ok((Addr::new(at.raw()), None)) };
+    fn translate(&mut self, at: Addr<L2Gpa>, request: &Request, tinst: u64) -> Result<Arrived, Astray> {
+        let Some((format, root)) = self.below.table else {
+            return Ok(Arrived { gpa: Addr::new(at.raw()), leaf: None });
+        };
         match walk::translate(format, root, at, request, (CAPS, self.ad), self.memory) {
-            Ok(walk) => Ok((walk.out, Some((walk.leaf, walk.level)))),
+            Ok(walk) => Ok(Arrived { gpa: walk.out, leaf: Some((walk.leaf, walk.level)) }),
             Err(Fault { reason: Reason::Memory(missing), .. }) => Err(Astray::Missing(missing)),
             Err(_) => Err(Astray::Refused(at, tinst)),
         }
@@ -67,14 +72,14 @@ impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> Through<'_, '_, '_, S, M, H> {
 impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> ReadPte<L2Gpa> for Through<'_, '_, '_, S, M, H> {
     type Error = Astray;
     fn read(&mut self, at: Addr<L2Gpa>) -> Result<Pte, Astray> {
-        let (gpa, _) = self.translate(at, &Request::user(Access::Load), TINST_PTE_READ)?;
+        let Arrived { gpa, .. } = self.translate(at, &Request::user(Access::Load), TINST_PTE_READ)?;
         self.memory.read(gpa).map_err(Astray::Missing)
     }
 }
 
 impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> UpdatePte<L2Gpa> for Through<'_, '_, '_, S, M, H> {
     fn update(&mut self, at: Addr<L2Gpa>, old: Pte, new: Pte) -> Result<bool, Astray> {
-        let (gpa, _) = self.translate(at, &Request::user(Access::Store), TINST_PTE_WRITE)?;
+        let Arrived { gpa, .. } = self.translate(at, &Request::user(Access::Store), TINST_PTE_WRITE)?;
         self.memory.update(gpa, old, new).map_err(Astray::Missing)
     }
 }
@@ -112,7 +117,8 @@ impl<S: Shadowed> Filler<S> {
             }
         };
         let arrived = found.and_then(|(at, walk)| {
-            let (gpa, leaf) = through.translate(at, &request.at_g_stage(), 0).map_err(Reason::Memory)?;
+            let arrived = through.translate(at, &request.at_g_stage(), 0);
+            let Arrived { gpa, leaf } = arrived.map_err(Reason::Memory)?;
             if !root.format.fits(gva) {
                 // Without paging, L2 has more addresses than the identity's format.
                 return Err(Reason::Memory(Astray::Missing(Missing::Nothing)));
