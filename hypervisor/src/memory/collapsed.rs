@@ -107,6 +107,11 @@ pub(crate) fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, vsatp: u64, env: &mu
         go_by(engine, below, vs_ad(henvcfg));
         engine.attach(present, what, views, log, host)
     });
+    let has_none = present.is_none();
+    if has_none && nested.runs_l2 {
+        // The hart has one still, whose frames may have another use soon.
+        env.leave_root();
+    }
     match attached {
         Ok(Some(loaded)) => {
             *root_of = (hgatp, vsatp);
