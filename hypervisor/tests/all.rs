@@ -4,6 +4,7 @@ mod adaptive;
 mod balloon;
 mod brief;
 mod coalescing;
+mod collapsed;
 mod connections;
 mod console;
 mod control;

@@ -158,7 +158,7 @@ fn give_back(w: &World, at: u64) -> Noted {
     let (mut ready, frames) = (Ready::Nothing, w.g.frames());
     let host = &mut Host::new(&mut memory.space, (frames, &mut ready), &mut mem, &mut hw);
     let page = Span { start: Pfn::new(at >> 12), pages: 1 };
-    Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), host }.give_back(&[page]);
+    Edits { shadow: None::<&mut Shadow>, nested: memory.nested.as_mut(), collapsed: None, host }.give_back(&[page]);
     hw
 }
 

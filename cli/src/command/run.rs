@@ -18,7 +18,7 @@ use crate::vm::mode;
 use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
 use ::meter::args::Level;
-use abi::bundle::MmuMode;
+use abi::bundle::{L2Tables, MmuMode};
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -94,6 +94,10 @@ pub struct RunArgs {
     /// extension and --mmu two-stage
     #[arg(long)]
     nested: bool,
+    /// The tables by which guests of guests run: two stages, or shadow tables that lead from their virtual addresses to the host's at once.
+    /// With --nested
+    #[arg(long, value_name = "nested|collapsed", value_parser = l2_tables, requires = "nested")]
+    l2: Option<L2Tables>,
     /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -173,6 +177,12 @@ pub struct RunArgs {
     /// Prepare everything and print QEMU's command line instead of running it
     #[arg(long)]
     dry_run: bool,
+}
+
+/// Reads a kind of tables for guests of guests.
+fn l2_tables(text: &str) -> Result<L2Tables, String> {
+    let found = [L2Tables::Nested, L2Tables::Collapsed].into_iter().find(|tables| tables.name() == text);
+    found.ok_or_else(|| "it is nested or collapsed".into())
 }
 
 /// Checks a setting.
@@ -340,6 +350,7 @@ impl RunArgs {
             svvptc: self.svvptc.map(|switch| switch == Switch::On),
             svadu: self.svadu.map(|switch| switch == Switch::On),
             nested: self.nested.then_some(true),
+            l2: self.l2,
             restore: self.restore,
             shadow: None,
         };

@@ -367,6 +367,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         svvptc: vm.svvptc,
         svadu: vm.svadu,
         nested: vm.nested,
+        l2: vm.l2,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
         gigapages: vm.gigapages,

@@ -183,6 +183,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         svvptc: test.svvptc,
         svadu: test.svadu,
         nested: Some(test.nested),
+        l2: test.l2,
         shadow: test.shadow,
         limit: test.limit,
         reserve: test.reserve,

@@ -10,7 +10,7 @@ use crate::subject::workload::Kind;
 use crate::vm::file::{Balloon, Console, Kernel};
 use crate::vm::root::Root;
 use ::meter::args::Level;
-use abi::bundle::MmuMode;
+use abi::bundle::{L2Tables, MmuMode};
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -61,6 +61,8 @@ pub struct BootTest {
     /// Set if each VM may be a hypervisor.
     #[serde(default)]
     pub nested: bool,
+    /// The tables by which its own guests run.
+    pub l2: Option<L2Tables>,
     /// Set if the VM is Linux with KVM, which runs the guest or kernel.
     #[serde(default)]
     pub kvm: bool,

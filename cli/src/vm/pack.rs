@@ -121,6 +121,7 @@ pub(crate) mod tests {
             svvptc: true,
             svadu: None,
             nested: false,
+            l2: abi::bundle::L2Tables::default(),
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

@@ -138,6 +138,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("svvptc", vm.svvptc.is_some()),
         ("svadu", vm.svadu.is_some()),
         ("nested", vm.nested.is_some()),
+        ("l2", vm.l2.is_some()),
         ("gigapages", vm.gigapages.is_some()),
         ("balloon", vm.balloon.is_some()),
         ("net", vm.net.is_some()),

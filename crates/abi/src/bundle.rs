@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -90,6 +90,8 @@ pub struct VmConfig {
     pub svadu: Option<bool>,
     /// True if it may be a hypervisor: its harts have the H extension.
     pub nested: bool,
+    /// The tables by which its own guests run, if it may be a hypervisor.
+    pub l2: L2Tables,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
     /// [`default_shadow_bytes`]. No meaning under [`MmuMode::TwoStage`].
     pub shadow_bytes: Option<u64>,
@@ -166,6 +168,28 @@ pub struct Segment {
     pub bytes: u64,
     /// The name for messages: `kernel`, `initrd`.
     pub label: String,
+}
+
+/// The tables by which the guests (L2) of a guest that is a hypervisor (L1) run.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum L2Tables {
+    /// Two stages: L2's own tables, behind the shadow of L1's G-stage.
+    #[default]
+    Nested,
+    /// One: shadow tables from L2's virtual addresses to the host's.
+    Collapsed,
+}
+
+impl L2Tables {
+    /// Its name in options, files and messages.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nested => "nested",
+            Self::Collapsed => "collapsed",
+        }
+    }
 }
 
 /// The way a VM's memory is virtualized.
@@ -364,6 +388,7 @@ mod tests {
                 svvptc: true,
                 svadu: None,
                 nested: true,
+                l2: L2Tables::Collapsed,
                 shadow_bytes: Some(8 << 20),
                 superpages: true,
                 gigapages: false,

@@ -12,7 +12,7 @@ use crate::shadow::{Host, Sabotage, Shadow, Shadowed};
 use crate::stale::Stale;
 use alloc::boxed::Box;
 use core::ops::Range;
-use rv::{Fence, Gpa, Gva, L2Gpa, Level, Pfn, PhysMem};
+use rv::{Fence, Gpa, Gva, L2Gpa, L2Gva, Level, Pfn, PhysMem};
 
 /// A VM's memory, what it is lent, and the engine that shadows it, if one does.
 pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
@@ -20,6 +20,8 @@ pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
     pub shadow: Option<&'e mut Shadow<S>>,
     /// The engine that shadows the G-stages of its guest, if that may be a hypervisor.
     pub nested: Option<&'e mut Shadow<L2Gpa>>,
+    /// The engine that shadows its guest's tables and G-stages at once.
+    pub collapsed: Option<&'e mut Shadow<L2Gva>>,
     /// The memory, and the rest of the machine.
     pub host: &'e mut Host<'h, M, H>,
 }
@@ -27,9 +29,10 @@ pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
 impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     /// Asks all mappers to let go of pages. Returns whether nothing is left.
     fn let_go(&mut self, pages: Range<u64>, loss: Loss) -> bool {
-        let Self { shadow, nested, host } = self;
+        let Self { shadow, nested, collapsed, host } = self;
         shadow.as_mut().is_none_or(|shadow| shadow.let_go(pages.clone(), loss, host))
             && nested.as_mut().is_none_or(|nested| nested.let_go(pages.clone(), loss, host))
+            && collapsed.as_mut().is_none_or(|collapsed| collapsed.let_go(pages.clone(), loss, host))
             && host.space.let_go(&pages, loss, &mut host.budget, host.mem)
     }
 
@@ -43,7 +46,11 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     }
 
     fn settle_with(&mut self, stale: Stale<Gpa>, publish: Option<Box<Publish>>) {
-        let Self { shadow, nested, host } = self;
+        let Self { shadow, nested, collapsed, host } = self;
+        if let Some(collapsed) = collapsed {
+            // There is no other engine beside it.
+            return collapsed.settle(stale, publish, host);
+        }
         match (shadow, nested) {
             (Some(shadow), None) => shadow.settle(stale, publish, host),
             (None, Some(nested)) => nested.settle(stale, publish, host),
@@ -68,6 +75,7 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     pub fn is_kept(&self, page: Pfn<Gpa>) -> bool {
         self.shadow.as_ref().is_some_and(|shadow| shadow.is_shadowed(page, self.host.mem))
             || self.nested.as_ref().is_some_and(|nested| nested.is_shadowed(page, self.host.mem))
+            || self.collapsed.as_ref().is_some_and(|collapsed| collapsed.is_shadowed(page, self.host.mem))
     }
 
     /// Makes what is mapped at `page` idle ([`AddressSpace::rest`]). It is so once the result is settled.
@@ -143,7 +151,7 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
         let mut work = GiveBack::new(spans);
         while let Some(piece) = work.next(self.host.space, self.host.mem) {
             let Span { start, pages } = piece.span;
-            if self.shadow.is_some() || self.nested.is_some() {
+            if self.shadow.is_some() || self.nested.is_some() || self.collapsed.is_some() {
                 work.spend(pages as u32);
             }
             if !self.let_go(start.raw()..start.raw() + pages, Loss::Contents) {

@@ -18,6 +18,7 @@ mod rig;
 mod shadow_beside;
 mod shadow_bounded;
 mod shadow_coalesce;
+mod shadow_composed;
 mod shadow_digest;
 mod shadow_ends;
 mod shadow_filled;

@@ -401,7 +401,8 @@ fn give_back(vm: &mut Vm, spans: &[Span]) -> (u32, Returned) {
         let mut fences = Fences::default();
         let mut ready = mmu::Ready::Nothing;
         let host = &mut mmu::shadow::Host::new(&mut vm.space, (&vm.frames, &mut ready), &mut vm.mem, &mut fences);
-        let returned = mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, host }.give_back(&left);
+        let returned = mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, collapsed: None, host }
+            .give_back(&left);
         assert!(fences.0.len() <= 1, "a fence for each portion");
         portions += 1;
         all.passed += returned.passed;

@@ -187,7 +187,7 @@ impl Rig {
     fn take_back(&mut self, span: Span) -> (mmu::Returned, Stale<Gpa>) {
         let (mut ready, mut hw) = (mmu::Ready::Nothing, NoTlb);
         let host = &mut mmu::shadow::Host::new(&mut self.space, (&self.frames, &mut ready), &mut self.world, &mut hw);
-        mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, host }.take_back(&[span])
+        mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, collapsed: None, host }.take_back(&[span])
     }
 
     fn spend(&mut self, stale: Stale<Gpa>) {

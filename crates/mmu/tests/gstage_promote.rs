@@ -181,8 +181,8 @@ impl Vm {
             let mut harts = Harts { world, late };
             let (mut ready, mut mem) = (mmu::Ready::Nothing, Mem(world));
             let host = &mut mmu::shadow::Host::new(space, (frames, &mut ready), &mut mem, &mut harts);
-            let done =
-                mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, host }.promote(&mut promotion);
+            let done = mmu::Edits { shadow: None::<&mut mmu::shadow::Shadow>, nested: None, collapsed: None, host }
+                .promote(&mut promotion);
             if late.is_some() && harts.late.is_none() {
                 words.insert(page, word);
             }

@@ -36,6 +36,8 @@ spaces! {
     Hpa = "HPA",
     /// Guest physical of a nested (L2) guest.
     L2Gpa = "L2GPA",
+    /// Virtual of a nested (L2) guest.
+    L2Gva = "L2GVA",
 }
 
 /// A byte address in space `S`.

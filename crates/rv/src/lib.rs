@@ -20,7 +20,7 @@ pub mod step;
 pub mod system;
 pub mod trap;
 
-pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
+pub use addr::{Addr, Gpa, Gva, Hpa, L2Gpa, L2Gva, PAGE_BYTES, PAGE_SHIFT, Pfn, Space};
 pub use exit::Exit;
 pub use fence::{Asid, Fence, FenceScope, Vmid};
 pub use format::{Format, Level};

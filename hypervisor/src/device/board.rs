@@ -214,6 +214,7 @@ mod tests {
             svvptc: true,
             svadu: None,
             nested: false,
+            l2: abi::bundle::L2Tables::default(),
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

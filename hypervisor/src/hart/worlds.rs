@@ -12,6 +12,10 @@ pub trait Worlds {
     fn fence_nested(&mut self, nested: &mut Nested, page: Option<Addr<L2Gpa>>);
     /// Removes translations by L2's own tables from this hart's TLB, for L1's VMID of them or for all.
     fn forget_nested(&mut self, nested: &mut Nested);
+    /// Gives the hart the vCPU's root of collapsed tables for L2, which is loaded.
+    fn load_collapsed(&mut self, run: &mut VcpuRun);
+    /// Leaves the hart without L2's root, which is collapsed tables': L2 is not entered before it has another.
+    fn leave_root(&mut self);
     /// Exchanges the loaded guest's CSRs, root included, for those of its other world; `scounteren` and `senvcfg` are common to both. The
     /// hart runs the guest for `world` from now on.
     fn change_world(&mut self, run: &mut VcpuRun);

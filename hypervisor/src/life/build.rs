@@ -210,13 +210,14 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
     let added = added.map_err(|why| format!("its memory map: {why}"));
     let nested = added.and_then(|()| translation.build_nested(vm, lists, frames));
     let built = nested.and_then(|nested| {
+        let collapsed = translation.build_collapsed(vm, lists, frames)?;
         let shadow = translation.build(g, vm, lists.take(), (&mut space, owner, frames), &mut mem)?;
-        Ok((shadow, nested))
+        Ok((shadow, nested, collapsed))
     });
     match built {
-        Ok((shadow, nested)) => {
+        Ok((shadow, nested, collapsed)) => {
             g.mappers.iter().filter_map(|kind| kind(vm)).for_each(|mapper| space.add_mapper(mapper));
-            Ok(Memory { space, shadow, nested })
+            Ok(Memory { space, shadow, nested, collapsed })
         }
         Err(message) => {
             // No hart has seen these tables: their frames go straight back.

@@ -192,6 +192,8 @@ counters! {
         exits_external = "nested.exits_external",
         /// Guest-page faults of L2.
         exits_guest_page = "nested.exits_guest_page",
+        /// Page faults of L2 on collapsed tables.
+        exits_page_fault = "nested.exits_page_fault",
         /// SBI calls of L2, which are L1's to answer.
         exits_ecall = "nested.exits_ecall",
         /// Virtual-instruction exceptions of L2: WFI, and what only a hypervisor may do.
@@ -220,6 +222,10 @@ counters! {
         fences = "nested.fences",
         /// L1's loads and stores in L2's memory.
         accesses = "nested.memory_accesses",
+        /// Fences of L2 that trapped, on collapsed tables.
+        own_fences = "nested.own_fences",
+        /// Accesses of L2 to `satp` that trapped, on collapsed tables.
+        satp_accesses = "nested.satp_accesses",
         /// Uses of shared pages by mappings.
         mappings_used = "mappings.used",
         /// Mappings that were made.

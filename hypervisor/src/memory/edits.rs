@@ -19,16 +19,19 @@ fn edit<E: Env, R>(
     env: &mut E,
     to: impl FnOnce(&mut Edits<'_, '_, E::Mem, Tlbs<'_, E>>) -> R,
 ) -> Option<R> {
-    let Memory { space, shadow, nested } = guard.as_mut()?;
+    let Memory { space, shadow, nested, collapsed } = guard.as_mut()?;
     let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
     // The lane is kept out.
     shadow.iter_mut().for_each(|shadow| shadow.close(&mut mem));
     nested.iter_mut().for_each(|nested| nested.close(&mut mem));
+    collapsed.iter_mut().for_each(|collapsed| collapsed.close(&mut mem));
     let (mut ready, mut hw) = (Ready::Nothing, Tlbs { g, vm, env });
     let host = &mut Host::new(space, (frames, &mut ready), &mut mem, &mut hw);
-    let result = to(&mut Edits { shadow: shadow.as_mut(), nested: nested.as_mut(), host });
+    let (shadow_of, nested_of, collapsed_of) = (shadow.as_mut(), nested.as_mut(), collapsed.as_mut());
+    let result = to(&mut Edits { shadow: shadow_of, nested: nested_of, collapsed: collapsed_of, host });
     shadow.iter_mut().for_each(|shadow| shadow.open(&mut mem));
     nested.iter_mut().for_each(|nested| nested.open(&mut mem));
+    collapsed.iter_mut().for_each(|collapsed| collapsed.open(&mut mem));
     g.pager.forgo_all(space);
     Some(result)
 }

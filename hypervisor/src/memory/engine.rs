@@ -8,7 +8,7 @@ use crate::vm::{Locked, Memory, Unreachable, Vm};
 use mmu::frames::Frames;
 use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
 use mmu::shadow::{Host, Shadow, Shadowed};
-use rv::{Access, Addr, FenceScope, Gpa, Gva, Hpa, L2Gpa, PAGE_BYTES};
+use rv::{Access, Addr, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, PAGE_BYTES};
 
 /// An address space for which a VM's memory may have an engine.
 pub(crate) trait Engine: Shadowed {
@@ -27,6 +27,13 @@ impl Engine for L2Gpa {
     #[inline(always)]
     fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow<L2Gpa>>) {
         (&mut memory.space, memory.nested.as_mut())
+    }
+}
+
+impl Engine for L2Gva {
+    #[inline(always)]
+    fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow<L2Gva>>) {
+        (&mut memory.space, memory.collapsed.as_mut())
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod adaptive;
 mod coalescing;
+pub(crate) mod collapsed;
 pub(crate) mod edits;
 mod engine;
 pub(crate) mod nested;

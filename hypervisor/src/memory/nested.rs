@@ -6,6 +6,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::collapsed::{self, Fenced, ad, paging};
 use crate::memory::engine::{lend, with_memory};
 use crate::memory::shadow;
 use crate::vm::outcome::{Faulted, Outcome};
@@ -19,7 +20,7 @@ use alloc::sync::Arc;
 use mmu::frames::Frames;
 use mmu::gstage::Ready;
 use mmu::ids::IdSlot;
-use mmu::shadow::{Answer, Config, Counters, Forget, GuestFence, Lists, Paging, Shadow, Upkeep};
+use mmu::shadow::{Answer, Config, Counters, Forget, GuestFence, Lists, Shadow, Upkeep};
 use mmu::two_stage::access_fault;
 use mmu::walk::{self, AdPolicy, ReadPte, Reason, UpdatePte};
 use rv::csr::atp::{Hgatp, Satp};
@@ -65,18 +66,6 @@ pub(crate) fn counters(vm: &Vm) -> Counters {
     counters
 }
 
-/// Returns the setter of A and D in L1's G-stage tables: its machine's (`menvcfg.ADUE`).
-const fn ad(vm: &Vm) -> AdPolicy {
-    if vm.svadu { AdPolicy::Svadu } else { AdPolicy::Svade }
-}
-
-/// Returns the paging that a value of `hgatp` asks for, and its VMID.
-fn paging(hgatp: u64) -> (Paging, Asid) {
-    let hgatp = Hgatp::decode(hgatp);
-    let paging = hgatp.table().map_or(Paging::Bare, |(format, root)| Paging::Tables { format, root });
-    (paging, Asid(hgatp.vmid.0))
-}
-
 /// Forgets everything of the life of a vCPU that is about to be parked.
 pub(crate) fn forget(run: &mut VcpuRun) {
     run.unmap_shared();
@@ -86,7 +75,9 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     if let Some(engine) = memory.as_mut().and_then(|memory| memory.nested.as_mut()) {
         engine.detach_all(root.as_ref(), &mut nested.views, &nested.log);
     }
-    **nested = Nested::new(run.shared.id, nested.environment);
+    drop(memory);
+    collapsed::detach(&run.vm, nested);
+    **nested = Nested::new(run.shared.id, nested.environment, run.vm.collapses());
 }
 
 /// Gives the vCPU the root that L1's `hgatp` asks for. Returns whether the vCPU has it: if that would take too long at once, each attempt
@@ -95,6 +86,9 @@ pub(crate) fn forget(run: &mut VcpuRun) {
 /// # Errors
 /// How the vCPU goes on instead, if there is no memory for it.
 pub(crate) fn attach<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<bool, Outcome> {
+    if let Some(Nested { collapsed: Some(_), other, .. }) = run.nested.as_deref() {
+        return collapsed::attach(g, run, other.vsatp, env);
+    }
     let VcpuRun { vm, nested: Some(nested), ready, .. } = run else { unreachable!("it has no H extension") };
     let nested = &mut **nested;
     let (hgatp, what) = (nested.csrs.hgatp, paging(nested.csrs.hgatp));
@@ -128,6 +122,7 @@ pub(crate) fn come<E: Env>(run: &mut VcpuRun, env: &E) {
     {
         // Elsewhere L1 did fences that translations here have not seen, those of the world that does not run included.
         nested.views.forget_ids();
+        nested.collapsed.iter_mut().for_each(|collapsed| collapsed.views.forget_ids());
         run.vmid = IdSlot::new();
     }
 }
@@ -204,6 +199,9 @@ pub(crate) fn fence<E: Env>(
     (range, vmid): (Option<(Addr<L2Gpa>, u64)>, Option<Vmid>),
     env: &mut E,
 ) {
+    if run.vm.collapses() {
+        return collapsed::fence(g, run, &Fenced::Below(range, vmid), env);
+    }
     let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
     let nested = &mut **nested;
     let Some(root) = nested.root else {

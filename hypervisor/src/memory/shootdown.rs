@@ -51,6 +51,10 @@ impl<E: Env> Fence<Gpa> for Tlbs<'_, E> {
         }
         match vm.translation {
             // A guest of its own has other physical addresses.
+            Translation::TwoStage if vm.collapses() => {
+                env.fence_shadows();
+                env.fence_g_stage(vm.slot(), FenceScope::Everything);
+            }
             Translation::TwoStage if vm.config.nested => env.fence_g_stage(vm.slot(), FenceScope::Everything),
             Translation::TwoStage => env.fence_g_stage(vm.slot(), scope),
             Translation::Adaptive => env.fence_g_stage(vm.slot(), FenceScope::Everything),

@@ -18,7 +18,7 @@ use crate::hart::env::Env;
 use crate::machine::isa::Isa;
 use crate::machine::tunables::Tunables;
 use crate::memory::engine::reach_in_both;
-use crate::memory::{adaptive, coalescing, nested, shadow, two_stage};
+use crate::memory::{adaptive, coalescing, collapsed, nested, shadow, two_stage};
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
 use crate::vm::outcome::{Faulted, Outcome};
@@ -34,7 +34,7 @@ use lane::{BriefCauses, BriefExits};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ad, AddressSpace, Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
-use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem, Trap};
+use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, Mode, Pfn, PhysMem, Trap};
 
 impl Translation {
     /// Checks whether this machine can host such a VM's memory in this way.
@@ -157,8 +157,24 @@ impl Translation {
         lists: &mut Option<Lists>,
         frames: &Frames,
     ) -> Result<Option<mmu::shadow::Shadow<L2Gpa>>, String> {
-        match lists.take_if(|_| vm.config.nested && self == TwoStage) {
+        match lists.take_if(|_| vm.config.nested && !vm.collapses() && self == TwoStage) {
             Some(lists) => nested::build(vm, lists, frames).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes the collapsed tables for a VM's own guests, if they are to run by such.
+    ///
+    /// # Errors
+    /// A message, if there is no memory for them.
+    pub fn build_collapsed(
+        self,
+        vm: &Vm,
+        lists: &mut Option<Lists>,
+        frames: &Frames,
+    ) -> Result<Option<mmu::shadow::Shadow<L2Gva>>, String> {
+        match lists.take_if(|_| vm.collapses() && self == TwoStage) {
+            Some(lists) => collapsed::build(vm, lists, frames).map(Some),
             None => Ok(None),
         }
     }
@@ -217,6 +233,8 @@ impl Translation {
     /// Takes a vCPU off this hart, before its CSRs are cleared.
     pub fn unload<E: Env>(self, run: &mut VcpuRun, env: &E) {
         match self {
+            // The hart's register is Gnomon's while L2 runs on collapsed tables.
+            TwoStage if run.collapses() => {}
             TwoStage => run.bank.csrs.vsatp = env.vsatp(),
             // It is the guest's all the time.
             Shadow(_) => run.follow_lane(),
@@ -370,6 +388,7 @@ impl Translation {
     /// Returns the `satp` of the guest on this hart.
     pub fn satp<E: Env>(self, run: &VcpuRun, env: &E) -> u64 {
         match run.tables {
+            Tables::TwoStage if run.collapses() => run.bank.csrs.vsatp,
             Tables::TwoStage => env.vsatp(),
             // The hart's register is Gnomon's.
             Tables::Shadow => run.satp(),
@@ -400,7 +419,12 @@ impl Translation {
     /// Makes this hart forget its translations of the VM's tables, which other harts have changed.
     pub fn catch_up<E: Env>(self, vm: &Vm, env: &mut E) {
         match self {
-            TwoStage => env.fence_g_stage(vm.slot(), FenceScope::Everything),
+            TwoStage => {
+                env.fence_g_stage(vm.slot(), FenceScope::Everything);
+                if vm.collapses() {
+                    env.fence_shadows();
+                }
+            }
             Shadow(_) => env.fence_guest(None, None),
             Adaptive => {
                 env.fence_g_stage(vm.slot(), FenceScope::Everything);
@@ -423,6 +447,7 @@ impl Translation {
     ) -> Result<Addr<Hpa>, Unreachable> {
         loop {
             let reached = match self {
+                TwoStage if vm.collapses() => reach_in_both::<L2Gva, _>(g, vm, what, ready, env),
                 TwoStage if vm.config.nested => reach_in_both::<L2Gpa, _>(g, vm, what, ready, env),
                 TwoStage => two_stage::reach(g, vm, what, ready, env),
                 Shadow(_) => shadow::reach(g, vm, what, ready, env),

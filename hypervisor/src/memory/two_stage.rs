@@ -57,13 +57,18 @@ pub(crate) fn tear_down<E: Env>(g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E
             past.nested += *nested.counters();
             past.serials = nested.next_serial();
         }
+        if let Some(collapsed) = &memory.collapsed {
+            past.nested += *collapsed.counters();
+            past.serials = collapsed.next_serial();
+        }
     }
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // no other VM's VMID reaches them.
     let space = memory.space.destroy(&mut Tlbs { g, vm, env });
-    match memory.nested {
-        Some(nested) => Remains::of(space, nested.destroy()),
-        None => Remains::of_space(space),
+    match (memory.nested, memory.collapsed) {
+        (Some(nested), _) => Remains::of(space, nested.destroy()),
+        (None, Some(collapsed)) => Remains::of(space, collapsed.destroy()),
+        (None, None) => Remains::of_space(space),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::vm::lock::{Exclusive, SharedLock};
 use crate::vm::mappings::Mappings;
 use crate::vm::savings::Savings;
 use crate::vm::vcpu::Vcpu;
-use abi::bundle::{MmuMode, VmConfig};
+use abi::bundle::{L2Tables, MmuMode, VmConfig};
 use abi::record::EndReason;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -35,7 +35,7 @@ use core::fmt;
 use mmu::frames::{AllocError, Owner};
 use mmu::gstage::{AddressSpace, ResolveError, SwapSlot};
 use mmu::shadow::{Shadow, Upkeep};
-use rv::{Gpa, Hpa, L2Gpa, Pfn};
+use rv::{Gpa, Hpa, L2Gpa, L2Gva, Pfn};
 
 /// The phase of a VM's life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -99,6 +99,8 @@ pub struct Memory {
     pub shadow: Option<Shadow>,
     /// The tables that take its own guests from their physical to host addresses, if it may be a hypervisor.
     pub nested: Option<Shadow<L2Gpa>>,
+    /// The tables that take its own guests from their virtual to host addresses, if they run by collapsed tables.
+    pub collapsed: Option<Shadow<L2Gva>>,
 }
 
 /// A VM's memory, under its lock.
@@ -250,6 +252,12 @@ impl From<ResolveError> for Unreachable {
 }
 
 impl Vm {
+    /// Returns whether its own guests run on collapsed tables.
+    #[must_use]
+    pub fn collapses(&self) -> bool {
+        self.config.nested && self.config.l2 == L2Tables::Collapsed
+    }
+
     /// Makes a VM that has not started, its vCPUs stopped.
     #[must_use]
     pub fn new(handle: Handle, (config, tree): (VmConfig, Vec<u8>), offer: &Offer) -> Self {

@@ -144,6 +144,9 @@ impl Env for Hart {
 
 impl Worlds for Hart {
     fn load_nested(&mut self, run: &mut VcpuRun) {
+        if run.collapses() {
+            return self.load_collapsed(run);
+        }
         let root = run.nested.as_ref().and_then(|nested| nested.root).expect("L2 has a root");
         self.events.push(Event::Nested(root.serial));
         self.vsatp = run.bank.csrs.vsatp;
@@ -154,9 +157,15 @@ impl Worlds for Hart {
     fn forget_nested(&mut self, _: &mut Nested) {
         self.events.push(Event::NestedForgotten);
     }
+    fn load_collapsed(&mut self, run: &mut VcpuRun) {
+        let collapsed = run.nested.as_deref().and_then(|nested| nested.collapsed.as_deref());
+        let root = collapsed.and_then(|collapsed| collapsed.root).expect("L2 has a root");
+        self.events.push(Event::Nested(root.serial));
+    }
+    fn leave_root(&mut self) {}
     fn change_world(&mut self, run: &mut VcpuRun) {
         let nested = run.nested.as_deref_mut().expect("it is a hypervisor");
-        let next = nested.other;
+        let (next, own) = (nested.other, run.bank.csrs.vsatp);
         let VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval } = self.regs;
         nested.other = VsCsrs {
             vsstatus,
@@ -164,7 +173,8 @@ impl Worlds for Hart {
             vsepc,
             vscause,
             vstval,
-            vsatp: self.vsatp,
+            // While L2 runs on collapsed tables, the hart's register is Gnomon's.
+            vsatp: if nested.collapsed.is_some() && !nested.runs_l2 { own } else { self.vsatp },
             vsie: self.vsie,
             hvip: self.lines,
             ..next

@@ -185,6 +185,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         svvptc: true,
         svadu: None,
         nested: false,
+        l2: abi::bundle::L2Tables::default(),
         shadow_bytes: None,
         superpages: true,
         gigapages: false,

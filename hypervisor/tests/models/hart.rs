@@ -447,6 +447,12 @@ impl Worlds for Hart {
     fn forget_nested(&mut self, _: &mut Nested) {
         unreachable!("{NO_HYPERVISOR}");
     }
+    fn load_collapsed(&mut self, _: &mut VcpuRun) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
+    fn leave_root(&mut self) {
+        unreachable!("{NO_HYPERVISOR}");
+    }
     fn change_world(&mut self, _: &mut VcpuRun) {
         unreachable!("{NO_HYPERVISOR}");
     }

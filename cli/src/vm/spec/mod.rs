@@ -11,7 +11,7 @@ use crate::machine::port;
 use crate::machine::share::ShareSpec;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
-use abi::bundle::{LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
+use abi::bundle::{L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
 pub use error::SpecError;
 use std::path::PathBuf;
 
@@ -70,6 +70,8 @@ pub struct VmSpec {
     pub svadu: Option<bool>,
     /// Set if it may be a hypervisor.
     pub nested: bool,
+    /// The tables by which its own guests run.
+    pub l2: L2Tables,
     /// Bound of the memory for shadow tables; `None`: Gnomon's default.
     pub shadow: Option<Size>,
     /// Set if 2 MiB mappings may be used.
@@ -151,6 +153,7 @@ impl VmSpec {
             svvptc: vm.svvptc.unwrap_or(true),
             svadu: vm.svadu,
             nested: vm.nested.unwrap_or(false),
+            l2: vm.l2.unwrap_or_default(),
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
             gigapages: vm.gigapages.unwrap_or(false),

@@ -9,7 +9,7 @@ use crate::shadow::lane::{Gate, LaneMemory};
 use crate::shadow::pages::{Arena, Index, Passed, Walks};
 use crate::shadow::policy::Policy;
 use crate::shadow::sync::{Candidates, Digests, KeptOut, Rate, Syncer};
-use crate::shadow::{Config, Counters, Lists, Shadowed};
+use crate::shadow::{Config, Counters, Lists, Lower, Shadowed};
 use alloc::vec::Vec;
 use rv::{Gva, PteFlags};
 
@@ -38,7 +38,8 @@ impl<S: Shadowed> Shadow<S> {
         let shares = Policy::of(config.upkeep).tracks_places;
         let room = arena.try_reserve_exact(config.pages as usize).ok();
         let parts = room.and_then(|()| Some((Passed::new()?, Digests::new(shares)?, Candidates::new()?)));
-        let Some((passed, digests, candidates)) = parts else {
+        let lower = S::Lower::new(lists.pages());
+        let (Some((passed, digests, candidates)), Some(lower)) = (parts, lower) else {
             lists.release(frames);
             return Err(AllocError::OutOfMemory);
         };
@@ -46,6 +47,7 @@ impl<S: Shadowed> Shadow<S> {
         let tables = Tables {
             rules: Rules::new(config, kept),
             index: Index::new(Arena::new(arena), lists.into_heads()),
+            lower,
             walks: Walks::new(),
             gate: Gate::new(),
             unrest: Unrest::new(),

@@ -355,7 +355,7 @@ fn may_move<S: Shadowed, M: PhysMem, H>(cache: &Cache<S>, at: At, host: &Host<'_
 
 /// Returns whether no other leaf for user mode leads to the frame, nor any of the same page. Two that want it in different places would take it
 /// from each other for ever.
-fn is_only_users(all: &Index, at: At, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
+fn is_only_users<S: Shadowed>(all: &Index<S>, at: At, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
     /// The number of leaves at which the search gives up; most frames have two, the other being the kernel's.
     const MOST: u32 = 4;
     let mut left = MOST;

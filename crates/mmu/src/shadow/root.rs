@@ -3,7 +3,7 @@
 use crate::shadow::Shadowed;
 use crate::shadow::pages::Id;
 use core::marker::PhantomData;
-use rv::{Asid, Format, Gpa, Gva, Hpa, Pfn};
+use rv::{Asid, Format, Gpa, Gva, Hpa, L2Gva, Pfn};
 
 /// The contents of the guest's `satp` (or `hgatp`), except the ASID (or VMID).
 #[derive(Clone, Copy, Debug)]
@@ -67,4 +67,13 @@ pub struct Root<S: Shadowed = Gva> {
     /// Set if leaves below it may be global.
     pub globals: bool,
     pub(super) space: PhantomData<S>,
+}
+
+impl Root<L2Gva> {
+    /// Returns the root as hardware has it, which knows of one stage only.
+    #[must_use]
+    pub const fn as_guest_virtual(&self) -> Root {
+        let Self { id, serial, table, format, paging, asid, has_lane, steers, globals, .. } = *self;
+        Root { id, serial, table, format, paging, asid, has_lane, steers, globals, space: PhantomData }
+    }
 }

@@ -12,6 +12,14 @@ pub enum Sabotage {
     ForgetsLog,
     /// A root that the vCPU comes back to does not catch up.
     ForgetsToCatchUp,
+    /// Fences of the stage below do nothing.
+    ForgetsBelow,
+    /// A root whose table the stage below maps elsewhere stays.
+    KeepsMovedRoots,
+    /// Shadows that were made by another stage below are found.
+    MistakesContexts,
+    /// The stage below does not note which of its entries were used.
+    ForgetsUses,
     /// A page is linked without being brought up to date.
     LinksStale,
     /// A page that goes stays linked below all its parents but one.

@@ -1,8 +1,9 @@
 //! The address spaces of a guest's that can be shadowed, each translated by tables in its memory.
 
+use crate::shadow::lower::{Lower, Stage};
 use crate::two_stage;
 use rv::format::{SV39, SV39X4};
-use rv::{Access, Addr, Format, Gva, L2Gpa, Space, Trap};
+use rv::{Access, Addr, Format, Gva, L2Gpa, L2Gva, Space, Trap};
 
 /// An address space that shadow tables translate. One engine's tables are all of one.
 pub trait Shadowed: Space {
@@ -14,6 +15,10 @@ pub trait Shadowed: Space {
     const HAS_LANE: bool;
     /// Set if leaves of its tables may serve in all address spaces (G).
     const HAS_GLOBALS: bool;
+    /// Set if there is a stage below its tables: they lead to, and lie in, an address space that another table translates to the VM's.
+    const COMPOSES: bool = Self::Lower::COMPOSES;
+    /// The stage below.
+    type Lower: Lower;
 
     /// The trap where the guest's tables refuse an access.
     fn page_fault(at: Addr<Self>, access: Access) -> Trap;
@@ -23,6 +28,7 @@ pub trait Shadowed: Space {
 }
 
 impl Shadowed for Gva {
+    type Lower = ();
     const IDENTITY: &'static Format = &SV39;
     const HAS_LANE: bool = true;
     const HAS_GLOBALS: bool = true;
@@ -39,6 +45,7 @@ impl Shadowed for Gva {
 /// A guest that is a hypervisor has a G-stage for its own guests: requests are as that sees them
 /// ([`rv::Request::at_g_stage`]), an ASID is its VMID. Traps have a `tval` of 0, for only the caller knows the GVA.
 impl Shadowed for L2Gpa {
+    type Lower = ();
     const IDENTITY: &'static Format = &SV39X4;
     const HAS_LANE: bool = false;
     // Reserved there.
@@ -50,5 +57,22 @@ impl Shadowed for L2Gpa {
 
     fn access_fault(_: Addr<Self>, access: Access) -> Trap {
         Trap::new(two_stage::access_fault(access), 0)
+    }
+}
+
+/// The virtual addresses of a guest of a guest that is a hypervisor, by that one's G-stage table as well: one table leads from there to where the
+/// hypervisor's memory is. Roots ([`crate::shadow::Paging`]) are named by that guest's own physical addresses, as its `vsatp` has them.
+impl Shadowed for L2Gva {
+    type Lower = Stage;
+    const IDENTITY: &'static Format = &SV39;
+    const HAS_LANE: bool = false;
+    const HAS_GLOBALS: bool = false;
+
+    fn page_fault(at: Addr<Self>, access: Access) -> Trap {
+        Trap::new(two_stage::page_fault(access), at.raw())
+    }
+
+    fn access_fault(at: Addr<Self>, access: Access) -> Trap {
+        Trap::new(two_stage::access_fault(access), at.raw())
     }
 }

@@ -173,7 +173,9 @@ impl Steered {
     /// The guest gives pages back.
     pub fn give_back(&mut self, start: u64, pages: u64) {
         let span = mmu::gstage::Span { start: RAM.add(start), pages };
-        self.operate(|shadow, host| Ok(_ = mmu::Edits { shadow: Some(shadow), nested: None, host }.give_back(&[span])));
+        self.operate(|shadow, host| {
+            Ok(_ = mmu::Edits { shadow: Some(shadow), nested: None, collapsed: None, host }.give_back(&[span]))
+        });
     }
 
     /// Accesses an address as the guest, again and again as long as the answer is to retry. Returns the last answer.

@@ -29,7 +29,8 @@ impl<S: Subject> Rig<S> {
         while at < end {
             let spans = [Span { start: RAM.add(at), pages: end - at }];
             let returned =
-                host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, host }.give_back(&spans));
+                host!(self, |shadow, host| mmu::Edits { shadow: Some(shadow), nested: None, collapsed: None, host }
+                    .give_back(&spans));
             assert_eq!(returned.kept, 0, "frames");
             at += returned.passed;
         }
@@ -69,7 +70,8 @@ impl<S: Subject> Rig<S> {
         let budget = if self.pick(4) == 0 { 1 + self.pick(30) as u32 } else { self.budget };
         let mut idle = Vec::new();
         host!(self, (&mut Ready::Nothing, budget), |shadow, host| {
-            let (mut stale, mut edits) = (Stale::none(), mmu::Edits { shadow: Some(shadow), nested: None, host });
+            let (mut stale, mut edits) =
+                (Stale::none(), mmu::Edits { shadow: Some(shadow), nested: None, collapsed: None, host });
             while at < end {
                 let (sight, next) = edits.host.space.look(at, edits.host.mem);
                 match sight {
@@ -144,7 +146,7 @@ impl<S: Subject> Rig<S> {
             self.bus.0.borrow_mut().machine.write_u64(frame.first().at(8 * n), word);
         }
         host!(self, |shadow, host| {
-            let mut edits = mmu::Edits { shadow: Some(shadow), nested: None, host };
+            let mut edits = mmu::Edits { shadow: Some(shadow), nested: None, collapsed: None, host };
             edits.bring_in(page, slot, (frame, comes)).expect("it is out");
         });
         if comes != Comes::Unwritten {

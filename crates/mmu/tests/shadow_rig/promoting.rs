@@ -23,6 +23,7 @@ impl<S: Subject> Rig<S> {
         let promoted = host!(self, (&mut Ready::Nothing, budget), |shadow, host| mmu::Edits {
             shadow: Some(shadow),
             nested: None,
+            collapsed: None,
             host
         }
         .promote(&mut promotion));

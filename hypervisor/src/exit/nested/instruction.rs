@@ -64,7 +64,7 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
             let vmid = id.map(|id| Vmid(id as u16 & rv::csr::atp::VMID_BITS as u16));
             nested::fence(g, run, (at.map(|at| (at, 1)), vmid), env);
         }
-        FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(run, env),
+        FenceKind::HfenceVvma | FenceKind::HinvalVvma => vvma(g, run, env),
         FenceKind::Sfence | FenceKind::Sinval => return None,
     }
     run.shared.of_guests().fences.bump();

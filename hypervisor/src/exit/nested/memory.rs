@@ -116,7 +116,8 @@ pub(super) fn access<E: Env>(
 
 /// Reads L2's present instruction, on harts that do not report the one that trapped. `None` if it is not to be had at once.
 pub(super) fn fetch<E: Env>(run: &mut VcpuRun, env: &E) -> Option<u64> {
-    let (pc, mode, vsatp) = (run.context.pc, env.privilege(), env.vsatp());
+    let (pc, mode) = (run.context.pc, env.privilege());
+    let vsatp = if run.collapses() { run.bank.csrs.vsatp } else { env.vsatp() };
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
     let first = (PAGE_BYTES - (pc & (PAGE_BYTES - 1))).min(4);
     let places = [Some(pc), (first < 4).then(|| pc.wrapping_add(first))].map(|at| at.map(Addr::new));

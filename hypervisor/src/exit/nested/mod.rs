@@ -6,10 +6,12 @@
 //! | L1 goes on to the next such instruction | `runs::run_on` |
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
+//! | L2 faults, fences or writes `satp` on collapsed tables | `collapsed::page_fault`, `collapsed::instruction` |
 //! | a trap of L2's is L1's | `world::reflect` |
 //! | L1 calls NACL | `nacl::call` |
 //! | an interrupt of L1's, or an interrupt of L2's that is L1's to take | [`interrupt`] |
 
+mod collapsed;
 mod fences;
 mod instruction;
 mod memory;
@@ -98,12 +100,18 @@ fn by_exception<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env
         Exception::StoreGuestPage => (&counters.exits_guest_page, Some(Access::Store)),
         Exception::LoadGuestPage => (&counters.exits_guest_page, Some(Access::Load)),
         Exception::FetchGuestPage => (&counters.exits_guest_page, Some(Access::Fetch)),
+        Exception::StorePage if run.collapses() => (&counters.exits_page_fault, Some(Access::Store)),
+        Exception::LoadPage if run.collapses() => (&counters.exits_page_fault, Some(Access::Load)),
+        Exception::FetchPage if run.collapses() => (&counters.exits_page_fault, Some(Access::Fetch)),
         Exception::VirtualInstruction => (&counters.exits_virtual, None),
         Exception::EcallFromVs => (&counters.exits_ecall, None),
         _ => (&counters.exits_other, None),
     };
     counter.bump();
     match (faulting, exception) {
+        (Some(access), Exception::StorePage | Exception::LoadPage | Exception::FetchPage) => {
+            collapsed::page_fault(g, run, access, env)
+        }
         (Some(access), _) => memory::guest_page_fault(g, run, access, env),
         (None, Exception::VirtualInstruction) => virtual_instruction(g, run, env),
         (None, Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
@@ -129,6 +137,9 @@ fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Ou
     let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
     // QEMU does not report WRS.NTO.
     let insn = if exit.tval == 0 { memory::fetch(run, env).unwrap_or(0) } else { exit.tval };
+    if let Some(outcome) = collapsed::instruction(g, run, insn, env) {
+        return outcome;
+    }
     match insn {
         WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
             run.context.skip(4);

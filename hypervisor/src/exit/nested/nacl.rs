@@ -180,7 +180,7 @@ fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }:
     match kind {
         0..4 => {}
         4..8 => {
-            vvma(run, env);
+            vvma(g, run, env);
             return 1;
         }
         _ => return 0,

@@ -12,6 +12,7 @@ use super::state::{limits, state, write};
 use crate::exit::memory::wait_for_memory;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::collapsed;
 use crate::vm::Unreachable;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::{Nested, VcpuRun, request};
@@ -111,6 +112,9 @@ pub(super) fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
 /// Tells L1 of the last exit of L2's, if it has not been told, before L1 goes on. Returns how the vCPU goes on instead, if that cannot be done
 /// now: L1 must not be entered then.
 pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
+    if let Some(outcome) = collapsed::settle(g, run, env) {
+        return Some(outcome);
+    }
     if run.nested.as_ref().is_none_or(|nested| !nested.owes) {
         return None;
     }

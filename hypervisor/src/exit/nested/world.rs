@@ -6,7 +6,7 @@ use crate::device::offer::GuestTimer;
 use crate::exit::inject::{enter_at, inject, nested_trap};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::memory::nested;
+use crate::memory::{collapsed, nested};
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::nested::{Refused, VS_INTERRUPTS};
 use crate::vm::vcpu::{Nested, VcpuRun, request};
@@ -72,6 +72,9 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
     // L2 executes the instruction again that L1's G-stage refused: L1 has answered the fault, and L2 would make it once more for Gnomon.
     if let Some(Refused { at, request, .. }) = state(run).reflected.take().filter(|it| it.pc == regs.vsepc) {
         nested::fill(g, run, (at, &request), env);
+    }
+    if state(run).collapsed.is_some() {
+        collapsed::fill(g, run, regs.vsepc, env);
     }
     run.context.pc = regs.vsepc;
     let mode = if regs.vsstatus & status::SPP != 0 { Mode::Supervisor } else { Mode::User };

@@ -131,7 +131,7 @@ pub(crate) fn build(
 pub(crate) fn tear_down<E: Env>(
     g: &Gnomon,
     vm: &Vm,
-    Memory { space, shadow, nested: _ }: Memory,
+    Memory { space, shadow, nested: _, collapsed: _ }: Memory,
     env: &mut E,
 ) -> Remains {
     let mut past = vm.past.lock();

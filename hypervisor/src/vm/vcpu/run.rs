@@ -150,6 +150,7 @@ impl VcpuRun {
     pub fn new(vm: Arc<Vm>, shared: Arc<Vcpu>, vlenb: usize, causes: BriefCauses) -> Box<Self> {
         let (views, has_others) = (vm.translation.views(&vm.config), vm.config.vcpus > 1);
         let (brief, has_hypervisor, vcpu) = (vm.translation.brief(), vm.config.nested, shared.id);
+        let collapses = vm.collapses();
         let context = Context { brief_causes: causes, brief, ..Context::new(shared.id) };
         let (adapts, vm_tables) = (vm.translation.adapts(shared.id), vm.translation.into());
         Box::new(Self {
@@ -181,7 +182,7 @@ impl VcpuRun {
                 shares: has_others,
                 in_vain: (0, 0),
             },
-            nested: has_hypervisor.then(|| Box::new(Nested::new(vcpu, 0))),
+            nested: has_hypervisor.then(|| Box::new(Nested::new(vcpu, 0, collapses))),
             asids_beyond: 0,
             g_root: None,
             ready: Ready::Nothing,
@@ -199,6 +200,12 @@ impl VcpuRun {
         if let Some(mappings) = &self.vm.tlb.mappings {
             mappings.release(self.shared.id);
         }
+    }
+
+    /// Returns whether its guest is a hypervisor whose own guest runs on collapsed tables.
+    #[must_use]
+    pub fn collapses(&self) -> bool {
+        self.nested.as_ref().is_some_and(|nested| nested.runs_l2 && nested.collapsed.is_some())
     }
 
     /// Marks the vCPU as started, in case that it was suspended.

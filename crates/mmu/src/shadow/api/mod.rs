@@ -1,5 +1,6 @@
 //! The operations of an engine.
 
+mod below;
 mod faults;
 mod fences;
 mod host;
@@ -7,5 +8,6 @@ mod lane;
 mod roots;
 mod writes;
 
+pub use below::{fence_below, go_by, is_current};
 pub use fences::GuestFence;
 pub use writes::Wrote;

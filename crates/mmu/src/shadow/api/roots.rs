@@ -57,7 +57,8 @@ impl<S: Shadowed> Shadow<S> {
     ) -> Option<Loaded> {
         let (at, _) = views
             .find(paging.aligned::<S>(), asid)
-            .filter(|(_, root)| self.filler.syncer.cache.tables.index.arena.is_whole::<S>(root.id, root.serial))?;
+            .filter(|(_, root)| self.filler.syncer.cache.tables.index.arena.is_whole::<S>(root.id, root.serial))
+            .filter(|(_, root)| self.filler.is_current(root, host))?;
         if let Some(old) = present {
             self.filler.detach(old, views, log);
         }

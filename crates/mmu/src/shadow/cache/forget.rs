@@ -37,7 +37,7 @@ impl<S: Shadowed> Cache<S> {
             // What its entries were made from is another frame's contents.
             self.empty(id, 0, host);
             let page = self.tables.index.page_mut(id);
-            page.guest = None;
+            page.origin.guest = None;
             next = page.next;
         }
     }

@@ -96,6 +96,10 @@ impl<S: Shadowed> Cache<S> {
     /// a short search finds. Says how many.
     fn recycle_dead<M: PhysMem, H: Fence<Gpa>>(&mut self, wanted: u32, host: &mut Host<'_, M, H>) -> u32 {
         let (mut taken, end) = (0, self.tables.index.arena.end());
+        if S::COMPOSES {
+            // What its entries were made from takes a walk for each.
+            return 0;
+        }
         // Where there are none, the search is to leave enough to take back others.
         let mut search = host.budget.half().half();
         for _ in 0..end {
@@ -176,12 +180,12 @@ impl<S: Shadowed> Cache<S> {
 }
 
 /// Returns whether no entry is left in a guest's table of those that its shadow has. The frame may be anything by now.
-fn is_dead<M: PhysMem, H>(index: &Index, id: Id, host: &mut Host<'_, M, H>) -> bool {
+fn is_dead<S: Shadowed, M: PhysMem, H>(index: &Index<S>, id: Id, host: &mut Host<'_, M, H>) -> bool {
     host.budget.spend(Budget::GLANCE);
     let Some(page) = index.arena.get(id).filter(|page| page.users == 0 && page.key.role == Role::Table) else {
         return false;
     };
-    let (Some(guest), Some(first)) = (page.guest, page.marks.next_live(0)) else { return false };
+    let (Some(guest), Some(first)) = (page.origin.guest, page.marks.next_live(0)) else { return false };
     // Of those that are in use most say so at once.
     let at = 8 * first as u64;
     if host.mem.read_u64(guest.at(at)) == host.mem.read_own(page.mirror_at(first)) {

@@ -43,6 +43,9 @@ impl<S: Shadowed> Cache<S> {
             host.mem.zero_frames(run.first(), 1);
         }
         let id = self.tables.index.arena.add(Page::new(key, body, self.next_serial, guest));
+        if S::COMPOSES {
+            self.tables.index.page_mut(id).origin.context = self.tables.index.context;
+        }
         self.tables.index.page_mut(id).stirred.epoch = self.tables.unrest.epoch;
         Gate::write_id(self.tables.index.page(id), id, host.mem);
         // In `steered` it is about to be filled.

@@ -8,7 +8,7 @@
 use crate::gstage::AddressSpace;
 use crate::shadow::entries::{COALESCED, Tables};
 use crate::shadow::pages::{At, Id, Mappings, NO_PTE, PARTS, Page, Role};
-use crate::shadow::{Budget, Host, MARK, Sabotage, Shadowed};
+use crate::shadow::{Budget, Host, Lower, MARK, Sabotage, Shadowed};
 use core::sync::atomic::{Ordering, fence};
 use lane::LaneSync;
 use rv::{Addr, Gpa, Hpa, Pfn, PhysMem, Pte, PteFlags};
@@ -24,22 +24,34 @@ pub struct Both {
 
 /// Reads an entry of that page and the guest's behind it, in the order that a fill needs.
 #[inline(always)]
-pub fn look_at(page: &mut Page, index: usize, space: &AddressSpace, mem: &impl PhysMem) -> Both {
+pub fn look_at<L: Lower>(
+    (page, lower): (&mut Page, &mut L),
+    index: usize,
+    space: &AddressSpace,
+    mem: &impl PhysMem,
+) -> Both {
     let ours = page.slot(index).read(mem);
     // The guest's entry is read after ours: see above.
     fence(Ordering::SeqCst);
-    let frame = match (page.guest, page.key.role) {
+    if let (Some(stage), Role::Piece(flags)) = (lower.stage(), page.key.role) {
+        return Both { ours, guests: stage.compose_piece((page.key, index), flags, (space, mem)) };
+    }
+    let frame = match (page.origin.guest, page.key.role) {
         (_, Role::Direct(_) | Role::Bare) => return Both { ours, guests: Some(NO_PTE) },
-        (Some(frame), Role::Table) => frame,
-        (None, Role::Table) => match space.translate(page.key.gfn.base(), mem) {
+        (Some(frame), Role::Table | Role::Piece(_)) => frame,
+        (None, Role::Table | Role::Piece(_)) => match space.translate(page.key.gfn.base(), mem) {
             Some(there) => {
-                page.guest = Some(there.hpa.pfn());
+                page.origin.guest = Some(there.hpa.pfn());
                 there.hpa.pfn()
             }
             None => return Both { ours, guests: None },
         },
     };
-    let guests = Some(Pte(mem.read_u64(frame.at(8 * index as u64))));
+    let entry = Pte(mem.read_u64(frame.at(8 * index as u64)));
+    let guests = match lower.stage() {
+        Some(stage) => stage.compose((page.origin.context, page.key.level), entry, (space, mem)),
+        None => Some(entry),
+    };
     Both { ours, guests }
 }
 
@@ -47,14 +59,14 @@ impl<S: Shadowed> Tables<S> {
     /// Reads an entry and the guest's behind it, in the order that a fill needs.
     #[inline(always)]
     pub fn look(&mut self, (id, index): At, space: &AddressSpace, mem: &impl PhysMem) -> Both {
-        look_at(self.index.page_mut(id), index, space, mem)
+        look_at((self.index.page_mut(id), &mut self.lower), index, space, mem)
     }
 
     /// The parts of 64 entries of the shadow of a table in which some may be out of step with the guest's: a bit for each.
     #[inline]
     pub fn parts_behind<M: PhysMem, H>(&self, id: Id, mappings: Mappings, host: &mut Host<'_, M, H>) -> u8 {
         let page = self.index.page(id);
-        match page.guest {
+        match page.origin.guest {
             Some(frame) if self.rules.has_all_mirrors(page) => {
                 host.budget.spend(PARTS as u32 * Budget::COMPARE);
                 let mut among = page.marks.concerned(mappings);
@@ -80,11 +92,11 @@ impl<S: Shadowed> Tables<S> {
         if self.rules.has_all_mirrors(page) {
             host.budget.spend(Budget::COMPARE);
             let at = 512 * part as u64;
-            return page.guest.map_or(u64::MAX, |frame| host.mem.differing_of_64(frame.at(at), mirror.at(at)));
+            return page.origin.guest.map_or(u64::MAX, |frame| host.mem.differing_of_64(frame.at(at), mirror.at(at)));
         }
         let live = page.marks.live_in(part);
         host.budget.spend(1 + live.count_ones());
-        page.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
+        page.origin.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
     }
 
     /// [`super::index::Index::table_below`], at once where that can be.

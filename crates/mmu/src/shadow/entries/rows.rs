@@ -1,6 +1,7 @@
 //! Leaves of one shadow page of level 0, of a table, that enter their lists or leave them one after another: as [`Index`] does
 //! it for each, but where the page has what is found out once. A process that begins and ends has hundreds of them.
 
+use crate::shadow::Shadowed;
 use crate::shadow::entries::{Act, Slot};
 use crate::shadow::lane::faults_always;
 use crate::shadow::pages::{Id, Index, List, Ref, note_frame, noted_frame};
@@ -32,7 +33,7 @@ impl Row {
 
     /// The row of a shadow page of level 0.
     #[inline(always)]
-    pub fn of(index: &Index, id: Id) -> Self {
+    pub fn of<S: Shadowed>(index: &Index<S>, id: Id) -> Self {
         let page = index.page(id);
         let (mirrors, links) = (page.body.mirror.first().base(), page.body.links.first().base());
         Row { id, table: page.table().base(), mirrors, links, notes: page.notes() }
@@ -40,7 +41,13 @@ impl Row {
 
     /// Of a new page, which nothing leads to yet: makes an entry the leaf `new`, made from `mirror`.
     #[inline(always)]
-    pub fn fill(&self, all: &mut Index, index: usize, (mirror, new): (Pte, Pte), mem: &mut impl PhysMem) {
+    pub fn fill<S: Shadowed>(
+        &self,
+        all: &mut Index<S>,
+        index: usize,
+        (mirror, new): (Pte, Pte),
+        mem: &mut impl PhysMem,
+    ) {
         self.slot(index).fill(Act::Fill, new, mem);
         self.list(all, index, mirror, mem);
         all.page_mut(self.id).marks.enters(index);
@@ -49,7 +56,13 @@ impl Row {
     /// Makes an entry the leaf `new`, made from `mirror`. If it is in a list, it stays there if it leads where it led. Returns what that
     /// owes.
     #[inline(always)]
-    pub fn relist(&self, all: &mut Index, index: usize, (mirror, new): (Pte, Pte), mem: &mut impl PhysMem) -> Debt {
+    pub fn relist<S: Shadowed>(
+        &self,
+        all: &mut Index<S>,
+        index: usize,
+        (mirror, new): (Pte, Pte),
+        mem: &mut impl PhysMem,
+    ) -> Debt {
         let (_, debt) = self.slot(index).exchange(Act::Follow, new, mem);
         let (part, bit) = (index / 64, 1 << (index % 64));
         let page = all.page(self.id);
@@ -63,7 +76,7 @@ impl Row {
     /// Ends a leaf: it is in no list, and one of `poison`, the second if it is a user's. The page says that it is live still. Returns what
     /// that owes.
     #[inline(always)]
-    pub fn end(&self, all: &mut Index, index: usize, poison: [Pte; 2], mem: &mut impl PhysMem) -> Debt {
+    pub fn end<S: Shadowed>(&self, all: &mut Index<S>, index: usize, poison: [Pte; 2], mem: &mut impl PhysMem) -> Debt {
         let mirror = Pte(mem.read_own(self.mirrors.wrapping_add(8 * index as u64)));
         let unfilled = poison[usize::from(mirror.flags().contains(PteFlags::U))];
         let (_, debt) = self.slot(index).exchange(Act::End, unfilled, mem);
@@ -78,7 +91,13 @@ impl Row {
 
     /// An entry that is in that list, if in any, is to be in that of the frame it leads to. The page does not say yet that it is live.
     #[inline(always)]
-    fn lead(&self, all: &mut Index, index: usize, (listed, mirror): (Option<Pfn<Gpa>>, Pte), mem: &mut impl PhysMem) {
+    fn lead<S: Shadowed>(
+        &self,
+        all: &mut Index<S>,
+        index: usize,
+        (listed, mirror): (Option<Pfn<Gpa>>, Pte),
+        mem: &mut impl PhysMem,
+    ) {
         let at = 8 * index as u64;
         if listed == Some(mirror.pfn()) {
             return mem.write_own(self.mirrors.wrapping_add(at), mirror.0);
@@ -91,7 +110,7 @@ impl Row {
 
     /// Puts an entry, which is in none, into a list. The page does not say yet that it is live.
     #[inline(always)]
-    fn list(&self, all: &mut Index, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+    fn list<S: Shadowed>(&self, all: &mut Index<S>, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
         let next = all.put_first(Ref::new((self.id, index)), List::Frame(mirror.pfn()), mem);
         let at = 8 * index as u64;
         mem.write_own(self.links.wrapping_add(at), u64::from(next.0));
@@ -101,9 +120,9 @@ impl Row {
     /// Takes note of what the lane has made of entries, by its log's lines from `line` on, up to `end`: as long as they are entries of this
     /// table. Returns the first line that is not. `is_blind`: a fault that is planted.
     // Each page that a guest maps or takes away comes by here.
-    pub fn follow(
+    pub fn follow<S: Shadowed>(
         &self,
-        all: &mut Index,
+        all: &mut Index<S>,
         (mut line, end): (Addr<Hpa>, Addr<Hpa>),
         is_blind: bool,
         mem: &mut impl PhysMem,
@@ -151,7 +170,7 @@ impl Row {
 
     /// Sets which of 64 entries are live, parked and written, if any have been written.
     #[inline(always)]
-    fn write_part(&self, all: &mut Index, part: usize, (live, parked, written): (u64, u64, u64)) {
+    fn write_part<S: Shadowed>(&self, all: &mut Index<S>, part: usize, (live, parked, written): (u64, u64, u64)) {
         if written != 0 {
             all.page_mut(self.id).marks.set_part(part, live, parked, written);
         }
@@ -159,7 +178,7 @@ impl Row {
 
     /// Takes a leaf that was made from `mirror` out of its list. The page says that it is live still.
     #[inline(always)]
-    fn unlink(&self, all: &mut Index, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
+    fn unlink<S: Shadowed>(&self, all: &mut Index<S>, index: usize, mirror: Pte, mem: &mut impl PhysMem) {
         all.unlink(self.links.wrapping_add(8 * index as u64), List::Frame(mirror.pfn()), mem);
     }
 }

@@ -66,7 +66,7 @@ impl Rules {
         }
         let flags = match page.key.role {
             // Its page faults come to Gnomon.
-            Role::Bare => return Pte::INVALID,
+            Role::Bare | Role::Piece(_) => return Pte::INVALID,
             Role::Direct(flags) => flags,
             Role::Table => mirror.flags(),
         };

@@ -38,7 +38,9 @@ impl Unrest {
 /// Shadow pages and their entries.
 pub struct Tables<S: Shadowed> {
     pub rules: Rules,
-    pub index: Index,
+    pub index: Index<S>,
+    /// The stage below the guest's tables.
+    pub lower: S::Lower,
     pub walks: Walks<S>,
     /// The lane's side of the tables.
     pub gate: Gate,

@@ -114,7 +114,7 @@ impl<S: Shadowed> Tables<S> {
                     self.index.unlist(at, is_pointer, mem);
                 }
             }
-            self.index.insert(at, mirror, Index::list_of_leaf(key, at.1, mirror), mem);
+            self.index.insert(at, mirror, Index::<S>::list_of_leaf(key, at.1, mirror), mem);
         }
         self.write(slot, Act::Set, (old, new), mem)
     }

@@ -56,7 +56,7 @@ impl<S: Shadowed> Filler<S> {
             None => tables.walks.way(&tables.index, tables.part(root, gva), (root, gva), mem).0,
         };
         let page = tables.index.page(id);
-        let (key, guests) = (page.key, page.guest?.at(8 * index as u64));
+        let (key, guests) = (page.key, page.origin.guest?.at(8 * index as u64));
         if key.role != Role::Table || page.is_coalesced {
             return None;
         }
@@ -111,7 +111,7 @@ impl<S: Shadowed> Filler<S> {
         let rules = &tables.rules;
         let (allowed, mirror) = match page.key.role {
             Role::Direct(allowed) => (allowed, NO_PTE),
-            Role::Table | Role::Bare => (rules.rights(leaf.flags), pte),
+            Role::Table | Role::Bare | Role::Piece(_) => (rules.rights(leaf.flags), pte),
         };
         // As in [`Filler::walk_and_fill`]: with less, a store would be a page fault of the guest's.
         let region = || space.region_of(gpa.pfn());
@@ -192,7 +192,7 @@ impl<S: Shadowed> Filler<S> {
                 if page.marks.is_listed(at.1) {
                     tables.index.unlist(at, false, mem);
                 }
-                let list = Index::list_of_leaf(tables.index.page(at.0).key, at.1, mirror);
+                let list = Index::<S>::list_of_leaf(tables.index.page(at.0).key, at.1, mirror);
                 tables.index.insert(at, mirror, list, mem);
             }
         }

@@ -68,7 +68,8 @@ struct GuestTables<'a, 'h, S: Shadowed, M, H> {
 impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> ReadPte<Gpa> for GuestTables<'_, '_, S, M, H> {
     type Error = Missing;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Missing> {
-        let Some((id, frame)) = self.next.take().and_then(|id| Some((id, self.cache.tables.index.page(id).guest?)))
+        let Some((id, frame)) =
+            self.next.take().and_then(|id| Some((id, self.cache.tables.index.page(id).origin.guest?)))
         else {
             let there = self.cache.reach(at, Access::Load, self.host)?;
             return Ok(Pte(self.host.mem.read_u64(there.hpa)));
@@ -100,8 +101,17 @@ pub struct Found {
     pub gpa: Addr<Gpa>,
     /// The leaf's permissions, level and the entry itself; for the identity, the page's.
     pub allowed: PteFlags,
-    level: Level,
-    pte: Pte,
+    pub level: Level,
+    pub pte: Pte,
+}
+
+impl Found {
+    /// The leaf as an entry of a shadow page of pieces says it. `None` if that says something else by now.
+    fn piece(&self, pte: Pte, level: Level) -> Option<Found> {
+        let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS) else { return None };
+        let leads_there = leaf.pfn == self.gpa.pfn().align_down(level.pages());
+        leads_there.then_some(Found { gpa: self.gpa, allowed: self.allowed, level: self.level, pte })
+    }
 }
 
 impl<S: Shadowed> Filler<S> {
@@ -128,11 +138,15 @@ impl<S: Shadowed> Filler<S> {
                 at
             }
         };
-        let page = self.page_mut(at.0);
+        let tables = self.tables();
+        let page = tables.index.page_mut(at.0);
         page.is_recent = true;
         let key = page.key;
-        let Both { ours, guests } = look_at(page, at.1, space, mem);
+        let Both { ours, guests } = look_at((page, &mut tables.lower), at.1, space, mem);
         let Key { level, role: Role::Table, .. } = key else { return None };
+        if S::COMPOSES && level > Level::PAGE {
+            return None;
+        }
         let pte = guests?;
         let leaf = match walk::judge::<Gpa, Missing>(pte.decode(level, CAPS), request) {
             Ok(leaf) => leaf,
@@ -178,6 +192,15 @@ impl<S: Shadowed> Filler<S> {
     ) -> Result<Answer, Unresolved> {
         let access = request.access;
         let gone = self.syncer.cache.gone;
+        if S::COMPOSES {
+            return match self.find_composed(root, gva, request, host) {
+                Ok((found, reach)) => {
+                    let deepest = self.tables().part(root, gva);
+                    self.bring_and_fill((root, gva, access), (found, reach), (deepest, gone), host)
+                }
+                Err(answer) => answer,
+            };
+        }
         let (found, deepest) = match self.find_leaf(root, gva, request, host) {
             Ok(found) => found,
             Err(Reason::Memory(Missing::Not(why))) => return Err(why),
@@ -191,6 +214,18 @@ impl<S: Shadowed> Filler<S> {
                 return Ok(Answer::Inject(trap));
             }
         };
+        self.bring_and_fill((root, gva, access), (found, Level::GIGA), (deepest, gone), host)
+    }
+
+    /// Makes the memory ready that a walk has found, and fills the entry. `reach`: the highest level of a leaf that may lead there.
+    #[inline(always)]
+    fn bring_and_fill<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        (root, gva, access): (&Root<S>, Addr<S>, Access),
+        (found, reach): (Found, Level),
+        (deepest, gone): (Id, u64),
+        host: &mut Host<'_, M, H>,
+    ) -> Result<Answer, Unresolved> {
         let wanted = self.wanted(root, &found, access, host);
         let there = match self.cache().reach_within_budget(found.gpa, wanted, host) {
             Ok(there) => there,
@@ -208,6 +243,7 @@ impl<S: Shadowed> Filler<S> {
         if !self.cache().prepare(host).map_err(ResolveError::OutOfFrames)? {
             return Ok(self.retry());
         }
+        let there = if S::COMPOSES { Translation { level: there.level.min(reach), ..there } } else { there };
         // What led the walk there still does, unless pages have gone since.
         let from = if gone == self.syncer.cache.gone { deepest } else { self.tables().part(root, gva) };
         Ok(self.fill(root, from, gva, &found, there, host))
@@ -239,7 +275,7 @@ impl<S: Shadowed> Filler<S> {
         Ok((Found { gpa: walk.out, allowed: self.rules().rights(flags), level: walk.level, pte }, deepest))
     }
 
-    fn retry(&mut self) -> Answer {
+    pub fn retry(&mut self) -> Answer {
         self.tables().counters.retries += 1;
         Answer::Retry
     }
@@ -258,7 +294,7 @@ impl<S: Shadowed> Filler<S> {
         let (allowed, mirror) = match role {
             Role::Direct(allowed) => (allowed, NO_PTE),
             Role::Bare => (found.allowed, NO_PTE),
-            Role::Table => (found.allowed, found.pte),
+            Role::Table | Role::Piece(_) => (found.allowed, found.pte),
         };
         let new = self.tables().leaf(found.gpa.pfn(), level, allowed, there, mem);
         let debt = new.and_then(|new| self.tables().set_leaf(at, (ours, new), mirror, mem));
@@ -304,6 +340,14 @@ impl<S: Shadowed> Filler<S> {
                 _ => return self.retry(),
             };
             if is_leaf && self.tables().leaf_fits(found.gpa.pfn(), key.level, there.level) {
+                let piece;
+                let found = if S::COMPOSES && matches!(key.role, Role::Piece(_)) {
+                    let Some(leaf) = found.piece(pte, key.level) else { return self.retry() };
+                    piece = leaf;
+                    &piece
+                } else {
+                    found
+                };
                 let (answer, debt) = self.set(((id, index), key), ours, found, there, host.mem);
                 self.tables().owe(debt, host);
                 return match answer {

@@ -15,7 +15,7 @@ impl<S: Shadowed> Filler<S> {
         gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Option<Id> {
-        let key = self.page(id).key.child(index, pte)?;
+        let key = self.syncer.cache.tables.index.key_below((id, index), pte)?;
         self.tables().drop_entry((id, index), host);
         let child = self.child(key, (id, gva), host)?;
         self.tables().set_pointer((id, index), pte, child, host);
@@ -69,8 +69,8 @@ impl<S: Shadowed> Filler<S> {
     ) -> Option<Id> {
         if let Some(id) = self.tables().index.find(key, host.mem) {
             self.tables().counters.shared += 1;
-            if self.rules().policy.fills_whole && key.role == Role::Table && self.page(id).guest.is_none() {
-                self.page_mut(id).guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
+            if self.rules().policy.fills_whole && key.role == Role::Table && self.page(id).origin.guest.is_none() {
+                self.page_mut(id).origin.guest = Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn());
             }
             self.tables().unfold(id, host);
             let fences = self.syncer.cache.passed.fences();
@@ -86,7 +86,7 @@ impl<S: Shadowed> Filler<S> {
         }
         let guest = match key.role {
             Role::Table => Some(host.space.translate(key.gfn.base(), host.mem)?.hpa.pfn()),
-            Role::Direct(_) | Role::Bare => None,
+            Role::Direct(_) | Role::Bare | Role::Piece(_) => None,
         };
         let body = self.syncer.cache.pool.spare.pop().expect("an operation prepares for the pages that it makes");
         let id = self.cache().make(key, body, guest, host);
@@ -106,7 +106,7 @@ impl<S: Shadowed> Filler<S> {
         host: &Host<'_, M, H>,
     ) -> Option<Id> {
         let page = self.syncer.cache.tables.index.page(id);
-        let key = page.key.child(index, pte)?;
+        let key = self.syncer.cache.tables.index.key_below((id, index), pte)?;
         let leads_there = page.mirror(index, host.mem) == Some(pte) && page.is_pointer(ours);
         if leads_there { self.syncer.cache.tables.index.find(key, host.mem) } else { None }
     }

@@ -1,6 +1,7 @@
 //! Growth of the shadow: faults, links, roots.
 
 mod beside;
+mod composed;
 mod fault;
 mod filler;
 mod fills;

@@ -30,7 +30,7 @@ impl<S: Shadowed> Filler<S> {
         host: &mut Host<'_, M, H>,
     ) -> Loaded {
         self.use_root(root, views);
-        let fence = root.paging != Paging::Bare && self.catch_up(root, seen, log, host);
+        let fence = (S::COMPOSES || root.paging != Paging::Bare) && self.catch_up(root, seen, log, host);
         self.cache().conclude(host);
         Loaded { fence }
     }
@@ -78,11 +78,12 @@ impl<S: Shadowed> Filler<S> {
         asid: Asid,
         host: &mut Host<'_, M, H>,
     ) -> Result<Root<S>, Unresolved> {
-        let (format, keys) = Self::keys(paging);
-        let id = match self.find_root(paging, host.mem) {
+        let (format, keys) = self.keys(paging, host);
+        let id = match self.find_root(paging, host) {
             Some(id) => id,
             None => self.make_root(keys, host)?,
         };
+        self.note_root(paging);
         let page = self.page(id);
         let is_table = page.key.role == Role::Table;
         // The lane looks into the header of a steered root.
@@ -127,16 +128,18 @@ impl<S: Shadowed> Filler<S> {
     }
 
     /// The first shadow page of a root, if it is whole.
-    fn find_root(&self, paging: Paging, mem: &impl PhysMem) -> Option<Id> {
-        let first = Self::keys(paging).1.next().and_then(|key| self.syncer.cache.tables.index.find(key, mem))?;
+    pub fn find_root<M: PhysMem, H>(&self, paging: Paging, host: &Host<'_, M, H>) -> Option<Id> {
+        let key = self.keys(paging, host).1.next();
+        let first = key.and_then(|key| self.syncer.cache.tables.index.find(key, host.mem))?;
         self.syncer.cache.tables.index.arena.is_whole::<S>(first, self.page(first).serial).then_some(first)
     }
 
     /// Takes back what is left of a root that is not whole any more, and whatever else its frames have been taken for. Says
     /// whether that is done; if not, the budget is spent, and more is done the next time.
     pub fn clear_root<M: PhysMem, H: Fence<Gpa>>(&mut self, paging: Paging, host: &mut Host<'_, M, H>) -> bool {
-        self.find_root(paging, host.mem).is_some()
-            || Self::keys(paging)
+        self.find_root(paging, host).is_some()
+            || self
+                .keys(paging, host)
                 .1
                 .all(|key| self.tables().index.find(key, host.mem).is_none_or(|id| self.cache().zap(id, host)))
     }
@@ -164,8 +167,13 @@ impl<S: Shadowed> Filler<S> {
     }
 
     /// The format that hardware walks a root by, and the keys of its shadow pages.
-    fn keys(paging: Paging) -> (&'static Format, impl Iterator<Item = Key>) {
+    fn keys<M: PhysMem, H>(
+        &self,
+        paging: Paging,
+        host: &Host<'_, M, H>,
+    ) -> (&'static Format, impl Iterator<Item = Key> + use<S, M, H>) {
         let (format, first, role) = match paging {
+            _ if S::COMPOSES => self.composed_key(paging, host),
             Paging::Bare => (S::IDENTITY, Pfn::new(0), Role::Bare),
             Paging::Tables { format, root } => (format, root, Role::Table),
         };

@@ -88,7 +88,9 @@ impl Gate {
 
     /// The header of a page of level 0 that is about to be linked. Says whether it has one: the lane stays out of others.
     pub fn write_header(&self, page: &Page, mem: &mut impl PhysMem) -> bool {
-        let (Some(_), Some(header), Some(guest)) = (&self.memory, &page.body.header, page.guest) else { return false };
+        let (Some(_), Some(header), Some(guest)) = (&self.memory, &page.body.header, page.origin.guest) else {
+            return false;
+        };
         let end = header.first().add(1).base().raw();
         mem.write_u64(Addr::new(end.wrapping_add_signed(LaneSync::GUEST_AT)), guest.base().raw());
         true

@@ -2,9 +2,12 @@
 //! or a shadow page back to the entries that lead to it. It knows nothing of what entries may say.
 
 use crate::frames::Run;
+use crate::shadow::Shadowed;
 use crate::shadow::lane::ID_AT;
+use crate::shadow::lower;
 use crate::shadow::pages::{Arena, At, Heads, Id, Key, Page, Ref, Role};
 use alloc::collections::BTreeMap;
+use core::marker::PhantomData;
 use rv::{Addr, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
 /// A list of the reverse map, by its head.
@@ -19,19 +22,22 @@ pub enum List {
 }
 
 /// All shadow pages of a VM, and how they are found.
-pub struct Index {
+pub struct Index<S: Shadowed> {
     pub arena: Arena,
     /// Pages of the roles that [`Heads`] does not lead to.
     direct: BTreeMap<Key, Id>,
     pub heads: Heads,
     /// A bit for each digest that says what the tables do ([`super::super::sync::digest`]).
     pub digests: u8,
+    /// The stage below of the present operation, if the engine has one: shadows that were made by another are not found.
+    pub context: u32,
+    space: PhantomData<S>,
 }
 
-impl Index {
+impl<S: Shadowed> Index<S> {
     /// An empty index.
     pub const fn new(arena: Arena, heads: Heads) -> Self {
-        Self { arena, direct: BTreeMap::new(), heads, digests: 0 }
+        Self { arena, direct: BTreeMap::new(), heads, digests: 0, context: 0, space: PhantomData }
     }
 
     #[inline(always)]
@@ -55,11 +61,29 @@ impl Index {
     }
 
     /// The shadow page for `key`, if there is one.
+    #[inline]
     pub fn find(&self, key: Key, mem: &impl PhysMem) -> Option<Id> {
+        self.find_in(self.context, key, mem)
+    }
+
+    /// The shadow page for `key` that was made by that stage below, if there is one.
+    #[inline]
+    fn find_in(&self, context: u32, key: Key, mem: &impl PhysMem) -> Option<Id> {
         if !self.is_by_frame(key) {
             return self.direct.get(&key).copied();
         }
-        self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level)
+        let is_of = |id: &Id| !S::COMPOSES || self.page(*id).origin.context == context;
+        self.tables_of(key.gfn, mem).find(|id| self.page(*id).key.level == key.level && is_of(id))
+    }
+
+    /// The key of what a pointer at that entry leads to, if it is made from `pte`.
+    #[inline(always)]
+    pub fn key_below(&self, (id, index): At, pte: Pte) -> Option<Key> {
+        let page = self.page(id);
+        if S::COMPOSES && page.key.role == Role::Table && lower::is_in_pieces(pte) {
+            return Some(lower::first_piece(page.origin.context, page.key.level.down()?, pte));
+        }
+        page.key.child(index, pte)
     }
 
     /// One of the pages by which 2 MiB from `gfn` on are in pieces, of a guest's superpage or of the identity, if one is linked.
@@ -117,8 +141,9 @@ impl Index {
 
     /// The shadow page that a live pointer leads to.
     pub fn child_of(&self, (id, index): At, mirror: Pte, mem: &impl PhysMem) -> Id {
-        let key = self.page(id).key.child(index, mirror);
-        key.and_then(|key| self.find(key, mem)).expect("a live pointer's shadow page exists")
+        let key = self.key_below((id, index), mirror);
+        let context = if S::COMPOSES { self.page(id).origin.context } else { 0 };
+        key.and_then(|key| self.find_in(context, key, mem)).expect("a live pointer's shadow page exists")
     }
 
     /// The shadow page that a live entry leads to, if it is a pointer. A leaf of the guest's leads to no table, whatever stands for it.
@@ -284,7 +309,7 @@ impl Index {
     #[cfg(feature = "sabotage")]
     pub fn audit(&self, mem: &impl PhysMem) {
         for (id, page) in self.arena.all() {
-            assert_eq!(self.find(page.key, mem), Some(id), "{:?} is not found", page.key);
+            assert_eq!(self.find_in(page.origin.context, page.key, mem), Some(id), "{:?} is not found", page.key);
             for index in (0..rv::format::ENTRIES).filter(|index| page.marks.is_live(*index)) {
                 let mirror = page.mirror(index, mem).expect("it is live");
                 let is_pointer = page.is_pointer(page.slot(index).read(mem));

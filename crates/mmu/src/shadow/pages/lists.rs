@@ -50,6 +50,11 @@ impl Lists {
         self.chunks.into_iter().for_each(|chunk| frames.free(chunk.into_frame()));
     }
 
+    /// Pages of RAM.
+    pub(crate) const fn pages(&self) -> u64 {
+        self.pages
+    }
+
     fn missing(&self) -> u64 {
         Heads::frames_for(self.pages) - self.chunks.len() as u64
     }

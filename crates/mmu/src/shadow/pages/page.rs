@@ -62,6 +62,10 @@ pub type At = (Id, usize);
 pub enum Role {
     /// The guest's table in the frame.
     Table,
+    /// Of an engine with a stage below ([`super::super::lower`]): a part of a superpage of the guest's, or of its physical addresses while
+    /// its paging is off, that the stage below does not map in one piece. The frame is of the address space between the two stages; the flags are
+    /// the superpage's permissions, with the context above them.
+    Piece(PteFlags),
     /// A part of a guest's superpage, from the frame on, with these permissions (R, W, X, U). Never global: a fence of any address in
     /// the superpage ends all of it, in all address spaces, and here only where it is known to be in pieces.
     Direct(PteFlags),
@@ -101,7 +105,7 @@ impl Key {
     /// The guest frame that a leaf at `index` leads to, which was made from `mirror`.
     pub fn frame_of(self, index: usize, mirror: Pte) -> Pfn<Gpa> {
         match self.role {
-            Role::Table => mirror.pfn(),
+            Role::Table | Role::Piece(_) => mirror.pfn(),
             Role::Direct(_) | Role::Bare => self.frame_below(index),
         }
     }
@@ -171,8 +175,7 @@ pub struct Page {
     pub body: Body,
     /// Unlike its number, never used again.
     pub serial: u64,
-    /// The frame of the guest's table; `None` if it must be found out anew.
-    pub guest: Option<Pfn<Hpa>>,
+    pub origin: Origin,
     pub marks: Marks,
     /// The entries that lead to restless pages.
     pub stirred: Stirred,
@@ -202,6 +205,14 @@ pub struct Page {
     pub is_coalesced: bool,
     /// The time since which its leaves are unchanged.
     pub stay: Stay,
+}
+
+/// The origin of a shadow page: the table that it is made from.
+pub struct Origin {
+    /// The frame of the guest's table; `None` if it must be found out anew.
+    pub guest: Option<Pfn<Hpa>>,
+    /// The stage below by which its entries were made, if the engine has one ([`super::super::lower`]).
+    pub context: u32,
 }
 
 /// The time since which the leaves of a page of level 0 are unchanged, as far as they have been looked at (`gather`).
@@ -285,7 +296,7 @@ impl Page {
             key,
             body,
             serial,
-            guest,
+            origin: Origin { guest, context: 0 },
             marks: Marks::new(),
             stirred: Stirred { bits: [0; PARTS], epoch: 0 },
             parents: Ref::NONE,

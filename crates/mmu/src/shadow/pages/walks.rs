@@ -71,7 +71,7 @@ impl<S: Shadowed> Walks<S> {
     /// Goes down from a shadow page as far as pointers lead from one shadow of a guest's table to another. Returns the entry there, which
     /// decides about the address or is the last above the one that does, and whether the way is to be remembered.
     #[inline(always)]
-    pub fn way(&self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> (At, bool) {
+    pub fn way(&self, tables: &Index<S>, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> (At, bool) {
         let (mut id, format) = (from, root.format);
         loop {
             let page = tables.page(id);
@@ -89,7 +89,7 @@ impl<S: Shadowed> Walks<S> {
 
     /// Goes that way, and remembers it.
     #[inline(always)]
-    pub fn descend(&mut self, tables: &Index, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> At {
+    pub fn descend(&mut self, tables: &Index<S>, from: Id, (root, gva): (&Root<S>, Addr<S>), mem: &impl PhysMem) -> At {
         let (at, is_to_be_remembered) = self.way(tables, from, (root, gva), mem);
         if is_to_be_remembered {
             self.remember(root.serial, gva, at.0);

@@ -146,7 +146,7 @@ impl<S: Shadowed> Digests<S> {
             return None;
         }
         digest.uppers.push(id);
-        let guest = page.guest?;
+        let guest = page.origin.guest?;
         host.budget.spend(Budget::VISIT);
         for part in 0..PARTS {
             for index in indices(part, page.marks.live_in(part)) {

@@ -1,6 +1,7 @@
 //! The synchronisation of shadow tables with the guest's.
 
 mod candidates;
+mod composed;
 mod digest;
 mod fences;
 mod quiet;

@@ -73,7 +73,7 @@ impl<S: Shadowed> Syncer<S> {
 
     fn may_become_quiet(&mut self, gfn: Pfn<Gpa>, mem: &impl PhysMem) -> bool {
         let mut shadows = self.cache.tables.index.tables_of(gfn, mem).map(|id| self.page(id)).peekable();
-        if shadows.peek().is_none() || !shadows.all(|page| page.is_unsync && page.guest.is_some()) {
+        if shadows.peek().is_none() || !shadows.all(|page| page.is_unsync && page.origin.guest.is_some()) {
             return false;
         }
         // A leaf of 2 MiB takes one place in a TLB, and its pieces take 512. They need a page of ours, too.

@@ -70,7 +70,7 @@ impl<S: Shadowed> Syncer<S> {
     ) -> u64 {
         debug_assert!(self.cache.tables.gate.is_alone());
         let page = self.page_mut(id);
-        let Some(frame) = page.guest else { return behind };
+        let Some(frame) = page.origin.guest else { return behind };
         let most = host.budget.affords(Budget::PARK);
         let (emptied, mut debt) = page.park_faulting(frame, part, behind, most, host.mem);
         host.budget.spend(emptied.count_ones() * Budget::PARK);
@@ -99,7 +99,7 @@ impl<S: Shadowed> Syncer<S> {
     pub fn fill_whole<M: PhysMem, H>(&mut self, id: Id, host: &mut Host<'_, M, H>) {
         self.cache.tables.counters.whole += 1;
         let page = self.page(id);
-        let (key, guest) = (page.key, page.guest);
+        let (key, guest) = (page.key, page.origin.guest);
         match (key.role, guest) {
             // What is not live above level 0 is poison, whatever the guest's entry says: it costs an exit where that faults, which
             // is once for many pages, and nothing when it is compared.
@@ -133,7 +133,7 @@ impl<S: Shadowed> Syncer<S> {
                 }
             }
             // A table of level 0 is shadowed only where it is.
-            (Role::Table, None) | (Role::Bare, _) => {}
+            (Role::Table, None) | (Role::Bare | Role::Piece(_), _) => {}
         }
     }
 
@@ -252,6 +252,9 @@ impl<S: Shadowed> Syncer<S> {
             self.cache.tables.counters.synced_entries += 1;
         }
         host.budget.spend(Budget::DERIVE);
+        if S::COMPOSES && level > Level::PAGE {
+            return self.cache.tables.drop_entry(at, host);
+        }
         if let Some(pte) = guests
             && let Entry::Leaf(leaf) = pte.decode::<Gpa>(level, CAPS)
             && leaf.flags.contains(PteFlags::A)

@@ -79,6 +79,9 @@ impl<S: Shadowed> Syncer<S> {
         gva: Addr<S>,
         host: &mut Host<'_, M, H>,
     ) -> Result<(), usize> {
+        if S::COMPOSES {
+            return self.sync_composed(id, mappings, host);
+        }
         let page = self.page(id);
         let key = page.key;
         if key.role != Role::Table || page.compared.of(mappings) == self.cache.passed.stamp {
@@ -137,7 +140,7 @@ impl<S: Shadowed> Syncer<S> {
             self.page_mut(id).stir_all(epoch);
         }
         let page = self.page(id);
-        let (level, guest, mirror) = (page.key.level, page.guest, page.body.mirror.first());
+        let (level, guest, mirror) = (page.key.level, page.origin.guest, page.body.mirror.first());
         let drops_unused = level == Level::MEGA && self.rules().policy.drops_unused;
         let mut is_same = true;
         // Nothing can be reached by the others.

@@ -9,6 +9,10 @@ use rv::{Addr, L2Gpa};
 
 impl Worlds for Hart {
     fn load_nested(&mut self, run: &mut VcpuRun) {
+        if run.collapses() {
+            self.load_shadow(run, false);
+            return self.load_collapsed(run);
+        }
         let stays = run.last_hart == self.index;
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         let Some(root) = nested.root else { unreachable!("L2 runs without a root") };
@@ -27,7 +31,21 @@ impl Worlds for Hart {
         nested.views.forget_ids();
     }
 
+    fn load_collapsed(&mut self, run: &mut VcpuRun) {
+        let collapsed = run.nested.as_deref_mut().and_then(|nested| nested.collapsed.as_deref_mut());
+        let Some(collapsed) = collapsed else { unreachable!("it has no such tables") };
+        // Without one, it is not entered.
+        if let Some(root) = collapsed.root {
+            self.load_root(&root.as_guest_virtual(), collapsed.views.id(), false);
+        }
+    }
+
+    fn leave_root(&mut self) {
+        self.guest.leave_tables();
+    }
+
     fn change_world(&mut self, run: &mut VcpuRun) {
+        let own = run.bank.csrs.vsatp;
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         run.bank.csrs.vsatp = self.guest.change_world(nested, &self.g.offer);
         if nested.runs_l2 {
@@ -35,6 +53,10 @@ impl Worlds for Hart {
             // Exits of L2 are none that may be brief.
             self.is_plain = false;
         } else {
+            if nested.collapsed.is_some() {
+                // The hart's register was Gnomon's.
+                nested.other.vsatp = own;
+            }
             let Some(table) = run.g_root else { unreachable!("L1 has been on this hart") };
             self.load_two_stage(run, table);
         }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     fn written(csr: u16, value: u64) -> u64 {
-        let mut nested = Nested::new(0, 0);
+        let mut nested = Nested::new(0, 0, false);
         nested.write(csr, value, &limits());
         nested.read(csr, &limits()).expect("one of these")
     }
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn interrupts_have_views() {
-        let (mut nested, limits) = (Nested::new(0, 0), limits());
+        let (mut nested, limits) = (Nested::new(0, 0, false), limits());
         nested.write(number::VSIE, ALL, &limits);
         assert_eq!(nested.csrs.hie, 0, "nothing is delegated");
         nested.write(number::HIDELEG, 0x44, &limits);
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_comparator_raises_the_timer_where_it_is_there() {
-        let (mut nested, limits) = (Nested::new(0, 0), limits());
+        let (mut nested, limits) = (Nested::new(0, 0, false), limits());
         nested.write(number::HTIMEDELTA, 0u64.wrapping_sub(900), &limits);
         nested.write(number::VSTIMECMP, 100, &limits);
         assert_eq!(nested.read(number::HIP, &limits), Some(0));

@@ -12,4 +12,4 @@ mod state;
 pub use access::Limits;
 pub use csrs::{HypervisorCsrs, VS_INTERRUPTS};
 pub use misses::Misses;
-pub use state::{Nested, Refused, Rights, World};
+pub use state::{Collapsed, Nested, Refused, RefusedOwn, Rights, World};

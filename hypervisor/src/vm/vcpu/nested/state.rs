@@ -3,10 +3,13 @@
 use super::csrs::{HypervisorCsrs, VS_INTERRUPTS};
 use super::misses::Misses;
 use crate::vm::vcpu::csrs::VsCsrs;
+use alloc::boxed::Box;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
 use rv::csr::{envcfg, hstatus, status};
-use rv::{Addr, Gpa, Interrupt, L2Gpa, Pfn, Request};
+use rv::{Addr, Exception, Gpa, Interrupt, L2Gpa, L2Gva, Pfn, Request};
+
+const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 
 /// The state of a hart's hypervisor extension, as a guest that is a hypervisor sees it.
 #[derive(Clone, Debug)]
@@ -43,6 +46,45 @@ pub struct Nested {
     pub environment: u64,
     /// The places after which runs have found nothing.
     pub misses: Misses,
+    /// The tables by which L2 runs instead, if they are collapsed.
+    pub collapsed: Option<Box<Collapsed>>,
+}
+
+/// The roots of a vCPU in collapsed tables, which lead from L2's virtual addresses to the host's.
+#[derive(Clone, Debug)]
+pub struct Collapsed {
+    /// The root by which L2 runs, or ran last.
+    pub root: Option<Root<L2Gva>>,
+    /// L1's `hgatp` and L2's `vsatp` that it stands for.
+    pub root_of: (u64, u64),
+    /// The roots that L2's values of `vsatp` have led to, by that `hgatp`.
+    pub views: Views<L2Gva>,
+    /// Fences by address of L2's virtual addresses, of all its ASIDs.
+    pub log: FenceLog<L2Gva>,
+    /// The guest-page fault that L1 was told of last, until it enters L2 again.
+    pub refused: Option<RefusedOwn>,
+}
+
+/// An access of L2's that L1's G-stage refused, as L2's own tables see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedOwn {
+    /// The address of the instruction.
+    pub pc: u64,
+    /// The address of the access.
+    pub at: Addr<L2Gva>,
+    /// The access.
+    pub request: Request,
+}
+
+impl Collapsed {
+    /// Roots that a vCPU remembers.
+    const VIEWS: usize = 256;
+
+    /// Nothing yet, of vCPU number `vcpu`.
+    fn new(vcpu: u32) -> Self {
+        let (views, log) = (Views::new(Self::VIEWS, 0), FenceLog::new(vcpu));
+        Self { root: None, root_of: (0, 0), views, log, refused: None }
+    }
 }
 
 /// An access of L2's that L1's G-stage refused.
@@ -96,7 +138,7 @@ impl Rights {
 impl Nested {
     /// Makes the state after a reset, of vCPU number `vcpu`. Bits of `henvcfg` that L1 can set are `environment`.
     #[must_use]
-    pub fn new(vcpu: u32, environment: u64) -> Self {
+    pub fn new(vcpu: u32, environment: u64, collapses: bool) -> Self {
         Self {
             csrs: HypervisorCsrs::default(),
             other: VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() },
@@ -114,6 +156,15 @@ impl Nested {
             log: FenceLog::new(vcpu),
             environment,
             misses: Misses::default(),
+            collapsed: collapses.then(|| Box::new(Collapsed::new(vcpu))),
+        }
+    }
+
+    /// Forgets the roots of collapsed tables, which the vCPU has been taken from: L1's `hgatp` is another.
+    pub fn forget_collapsed(&mut self, hgatp: u64) {
+        if let Some(collapsed) = &mut self.collapsed {
+            collapsed.views = Views::new(Collapsed::VIEWS, 0);
+            (collapsed.root_of, collapsed.refused) = ((hgatp, 0), None);
         }
     }
 
@@ -126,6 +177,7 @@ impl Nested {
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
         self.runs_l2 = false;
         (self.reflected, self.told, self.shared, self.owes, self.swaps) = (None, None, None, false, false);
+        self.collapsed.iter_mut().for_each(|collapsed| collapsed.refused = None);
         self.waits_events = false;
     }
 
@@ -134,10 +186,12 @@ impl Nested {
     pub const fn world(&self) -> World {
         let csrs = &self.csrs;
         if self.runs_l2 {
+            // On collapsed tables its page faults, fences and accesses to `satp` come to Gnomon.
+            let (faults, traps) = if self.collapsed.is_some() { (PAGE_FAULTS, hstatus::VTVM) } else { (0, 0) };
             return World::L2(Rights {
-                hedeleg: csrs.hedeleg,
+                hedeleg: csrs.hedeleg & !faults,
                 hideleg: csrs.hideleg,
-                hstatus: csrs.hstatus & (hstatus::VTVM | hstatus::VTW | hstatus::VTSR),
+                hstatus: csrs.hstatus & (hstatus::VTVM | hstatus::VTW | hstatus::VTSR) | traps,
                 henvcfg: csrs.henvcfg,
                 hcounteren: csrs.hcounteren,
                 htimedelta: csrs.htimedelta,

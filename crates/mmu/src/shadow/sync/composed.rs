@@ -1,0 +1,48 @@
+//! Comparisons of an engine that has a stage below its tables ([`crate::shadow::lower`]): with what the entries of both compose.
+
+use crate::shadow::pages::{Id, Mappings, PARTS, Role, indices};
+use crate::shadow::sync::Syncer;
+use crate::shadow::{Budget, Host, Shadowed};
+use rv::{Fence, Gpa, Level, PhysMem};
+
+impl<S: Shadowed> Syncer<S> {
+    /// Like [`Syncer::sync_tree`]: shadow pages of pieces are compared, too.
+    pub fn sync_composed<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        id: Id,
+        mappings: Mappings,
+        host: &mut Host<'_, M, H>,
+    ) -> Result<(), usize> {
+        let page = self.page(id);
+        let is_composed = matches!(page.key.role, Role::Table | Role::Piece(_));
+        if !is_composed || page.compared.of(mappings) == self.cache.passed.stamp {
+            return Ok(());
+        }
+        if host.budget.is_spent() {
+            return Err(0);
+        }
+        self.cache.tables.counters.synced_pages += 1;
+        host.budget.spend(Budget::VISIT);
+        for part in 0..PARTS {
+            for index in indices(part, self.page(id).marks.live_in(part)) {
+                if host.budget.is_spent() {
+                    return Err(index);
+                }
+                host.budget.spend(Budget::EDIT);
+                self.derive((id, index), host);
+                let page = self.page(id);
+                let Some(mirror) = page.mirror(index, host.mem) else { continue };
+                if page.key.level == Level::PAGE || !page.is_pointer(page.slot(index).read(host.mem)) {
+                    continue;
+                }
+                let child = self.cache.tables.index.child_of((id, index), mirror, host.mem);
+                if self.sync_composed(child, mappings, host).is_err() {
+                    return Err(index);
+                }
+            }
+        }
+        let stamp = self.cache.passed.stamp;
+        self.page_mut(id).compared.set(mappings, stamp);
+        Ok(())
+    }
+}
