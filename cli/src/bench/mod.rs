@@ -14,6 +14,7 @@ pub mod files;
 pub mod lab;
 pub mod lane;
 pub mod linux;
+pub mod load;
 pub mod longest;
 pub mod memslots;
 pub mod nested;

@@ -60,8 +60,9 @@ pub(crate) fn build(vm: &Vm, lists: Lists, frames: &Frames) -> Result<Shadow<L2G
 /// Returns the counters of the tables of a VM's guests, those of earlier lives included.
 pub(crate) fn counters(vm: &Vm) -> Counters {
     let mut counters = vm.past.lock().nested;
-    if let Some(engine) = vm.memory.lock().as_ref().and_then(|memory| memory.nested.as_ref()) {
-        counters += *engine.counters();
+    if let Some(memory) = vm.memory.lock().as_ref() {
+        memory.nested.iter().for_each(|engine| counters += *engine.counters());
+        memory.collapsed.iter().for_each(|engine| counters += *engine.counters());
     }
     counters
 }

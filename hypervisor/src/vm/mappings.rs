@@ -8,8 +8,6 @@
 //! Only Gnomon uses them. What a hart uses of guest memory while a guest runs it finds by tables alone, which edits fence (TOLD).
 
 use crate::sync::Mutex;
-use crate::vm::Vm;
-use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -113,11 +111,6 @@ impl Drop for Notifier {
     fn drop(&mut self) {
         self.0.end(Pfn::new(0), Pfn::new(u64::MAX));
     }
-}
-
-/// Makes the mapper for a VM whose vCPUs may have mappings.
-pub(crate) fn mapper(vm: &Vm) -> Option<Box<dyn Mapper>> {
-    vm.tlb.mappings.as_ref().map(|mappings| Box::new(Notifier::new(Arc::clone(mappings))) as _)
 }
 
 #[cfg(test)]

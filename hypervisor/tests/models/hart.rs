@@ -5,18 +5,16 @@ use crate::fake::Mem;
 use abi::bundle::GUEST_RAM_BASE;
 use hypervisor::exit;
 use hypervisor::gnomon::Gnomon;
-use hypervisor::hart::emulation::Emulation;
 use hypervisor::hart::env::Env;
-use hypervisor::hart::worlds::Worlds;
 use hypervisor::life::lifecycle;
 use hypervisor::memory::shootdown::{arrive, behind, shoot_down};
 use hypervisor::sync::atomic::{AtomicBool, AtomicU64};
 use hypervisor::vm::Vm;
 use hypervisor::vm::outcome::{Brief, Outcome};
-use hypervisor::vm::vcpu::{NOWHERE, Nested, VcpuRun, VsTrapRegs, request};
+use hypervisor::vm::vcpu::{NOWHERE, VcpuRun, VsTrapRegs, request};
 use mmu::ids::{Acquired, Group, IdSlot, Ids};
 use mmu::shadow::Root;
-use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, L2Gpa, Mode, Pfn, PhysMem, Pte};
+use rv::{Addr, Asid, Caps, Entry, Exception, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem, Pte};
 use sbi_spec::spi;
 use shuttle::thread::{self, Thread};
 use std::collections::BTreeMap;
@@ -432,65 +430,6 @@ impl Hart {
             None => {}
         }
         is_over
-    }
-}
-
-const NO_HYPERVISOR: &str = "no guest of the models is a hypervisor";
-
-impl Worlds for Hart {
-    fn load_nested(&mut self, _: &mut VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn fence_nested(&mut self, _: &mut Nested, _: Option<Addr<L2Gpa>>) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn forget_nested(&mut self, _: &mut Nested) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn load_collapsed(&mut self, _: &mut VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn leave_root(&mut self) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn change_world(&mut self, _: &mut VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn set_world(&mut self, _: &VcpuRun) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn held_interrupts(&self) -> u64 {
-        0
-    }
-    fn undelegated_interrupts(&self) -> u64 {
-        0
-    }
-}
-
-impl Emulation for Hart {
-    fn begin_emulation(&mut self, _: &VcpuRun) -> bool {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn end_emulation(&mut self) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn fetch_code(&mut self, _: u64) -> Option<u32> {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn load_data(&mut self, _: u64, _: u8) -> Option<u64> {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn store_data(&mut self, _: u64, _: u8, _: u64) -> bool {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn supervisor_csr(&self, _: u16) -> Option<u64> {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn set_supervisor_csr(&mut self, _: u16, _: u64) {
-        unreachable!("{NO_HYPERVISOR}");
-    }
-    fn fence_memory(&self) {
-        unreachable!("{NO_HYPERVISOR}");
     }
 }
 

@@ -12,6 +12,7 @@ mod disk;
 mod fake;
 mod hart;
 mod mappings;
+mod worlds;
 
 use abi::bundle::VmConfig;
 use abi::record::EndReason;
