@@ -14,7 +14,7 @@
 //! an unused word, and the median counts; the range stands beside it.
 
 use super::counts::{Counts, Own};
-use super::lab::{Keeping, Lab, Load, Nesting, Processors};
+use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{number, ratio};
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
@@ -44,7 +44,7 @@ pub(super) const VARIANTS: [(&str, &str); 2] =
     [("quiet", "console=ttyS0 earlycon=sbi no4lvl quiet"), ("all messages", "console=ttyS0 earlycon=sbi no4lvl")];
 
 /// Boots of each machine, with unused words of different length.
-pub(super) const BOOTS: usize = 5;
+const BOOTS: usize = 5;
 
 /// A machine that boots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,17 +59,15 @@ pub(super) struct Machine {
 
 /// One machine's figures, in instructions.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub(super) struct Figures {
+struct Figures {
     /// From entry to shell: the median.
-    pub instructions: u64,
+    instructions: u64,
     /// The least and the most.
-    pub range: (u64, u64),
+    range: (u64, u64),
     /// Seconds that the kernel counts as idle, in the boot that is the median.
-    pub idle: f64,
+    idle: f64,
     /// The cost of address translation in that boot, from the guest's first instruction to its power-off, by core.
-    pub cores: BTreeMap<String, Own>,
-    /// The counters of its VM, on Gnomon.
-    pub counters: BTreeMap<String, u64>,
+    cores: BTreeMap<String, Own>,
 }
 
 /// A machine's figures with a command line; or why there are none.
@@ -86,7 +84,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         VARIANTS.iter().flat_map(|variant| machines.iter().map(move |machine| (variant, *machine))).collect();
     let step = progress("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
-        let figures = loads.figures(lab, *machine, (append, choice.svadu), BOOTS).map_err(|why| why.to_string());
+        let figures = loads.figures(lab, *machine, (append, choice.svadu)).map_err(|why| why.to_string());
         step.done(&format!("{}, {variant}", machine.name()));
         (*variant, *machine, figures)
     });
@@ -150,21 +148,13 @@ impl Loads {
         Ok((loads, software))
     }
 
-    /// Boots on a machine, with so many command lines that differ in an unused word.
-    ///
-    /// # Errors
-    /// If a boot fails.
-    pub fn figures(
-        &self,
-        lab: &Lab,
-        machine: Machine,
-        (append, svadu): (&str, bool),
-        count: usize,
-    ) -> miette::Result<Figures> {
-        let Machine { subject, has_few_devices, nesting } = machine;
-        let load = |kernel: &PathBuf, initrd, append: &str| Load {
+    /// A load of a machine.
+    fn load(&self, machine: Machine, is_stamp: bool, (append, svadu): (&str, bool)) -> Load {
+        let Machine { has_few_devices, nesting, .. } = machine;
+        let (kernel, initrd) = if is_stamp { (&self.stamp, &self.filler) } else { (&self.kernel, &self.initrd) };
+        Load {
             kernel: kernel.clone(),
-            initrd,
+            initrd: Some(initrd.to_path_buf()),
             append: append.to_owned(),
             memory: MEMORY,
             svadu,
@@ -173,27 +163,47 @@ impl Loads {
             processors: Processors::ONE,
             devices: Devices::default(),
             nesting,
-        };
+        }
+    }
+
+    /// The instructions of a boot up to the power-off, in all privilege modes, without those of a run on the same machine that ends at the kernel's
+    /// entry; and the counters of the machine's VM, on Gnomon.
+    ///
+    /// # Errors
+    /// If a run fails.
+    pub fn whole(
+        &self,
+        lab: &Lab,
+        machine: Machine,
+        how: (&str, bool),
+    ) -> miette::Result<(u64, BTreeMap<String, u64>)> {
+        let [entry, end] = [true, false].map(|is_stamp| lab.run(machine.subject, &self.load(machine, is_stamp, how)));
+        let (entry, end) = (entry?, end?);
+        let count = |run: &Run| Counts::read(&run.whole).into_diagnostic().map(|counts| counts.instructions());
+        Ok((count(&end)?.saturating_sub(count(&entry)?), end.counters))
+    }
+
+    fn figures(&self, lab: &Lab, machine: Machine, (append, svadu): (&str, bool)) -> miette::Result<Figures> {
+        let subject = machine.subject;
         let figure = |load: &Load, name: &str| {
             let run = lab.run(subject, load)?;
             let value = run.figures.get(name).copied();
             value.map(|value| (value, run)).ok_or_else(|| miette!("the guest did not print `{name}`"))
         };
-        let (entry, _) = figure(&load(&self.stamp, Some(self.filler.to_path_buf()), append), "entry")?;
+        let (entry, _) = figure(&self.load(machine, true, (append, svadu)), "entry")?;
         let mut boots = Vec::new();
-        for length in 1..=count {
+        for length in 1..=BOOTS {
             let append = format!("{append} phase={}", "x".repeat(length));
-            let (shell, run) = figure(&load(&self.kernel, Some(self.initrd.to_path_buf()), &append), "shell")?;
+            let (shell, run) = figure(&self.load(machine, false, (&append, svadu)), "shell")?;
             let idle = run.figures.get("idle").copied().ok_or_else(|| miette!("the guest did not print `idle`"))?;
             boots.push((shell.saturating_sub(entry) * INSTRUCTIONS_PER_TICK, idle, run));
         }
         boots.sort_by_key(|(instructions, idle, _)| (*instructions, *idle));
-        let range = (boots[0].0, boots[count - 1].0);
-        let (instructions, idle, run) = boots.swap_remove(count / 2);
-        let counters = run.counters;
+        let range = (boots[0].0, boots[BOOTS - 1].0);
+        let (instructions, idle, run) = boots.swap_remove(BOOTS / 2);
         let cores = Counts::read(&run.whole).into_diagnostic()?.cores;
         let cores = cores.into_iter().map(|(name, core)| (name, core.own(subject))).collect();
-        Ok(Figures { instructions, range, idle: idle as f64 / 100.0, cores, counters })
+        Ok(Figures { instructions, range, idle: idle as f64 / 100.0, cores })
     }
 }
 
@@ -277,7 +287,7 @@ mod tests {
         let own = Own { misses: 4, walks: 2, refs: 30 };
         let figures = |instructions| {
             let cores = [("plain".to_owned(), own)].into();
-            Figures { instructions, range: (instructions, instructions), idle: 0.0, cores, counters: BTreeMap::new() }
+            Figures { instructions, range: (instructions, instructions), idle: 0.0, cores }
         };
         let of = |subject, few| Machine { subject, has_few_devices: few, nesting: Nesting::None };
         let rows = [

@@ -3,7 +3,7 @@
 //! In the first part a hypervisor of ours makes the accesses to CSRs that KVM makes, in its order; the meter counts between markers. In the
 //! second, Debian's kernel with its module `kvm` is L1, and QEMU its VMM. Traps are those of L1 to Gnomon; the exit of L2 itself is not counted.
 
-use super::boot::{BOOTS, Figures, Loads, Machine, VARIANTS};
+use super::boot::{Loads, Machine, VARIANTS};
 use super::lab::{Lab, Nesting};
 use super::linux::{number, ratio};
 use super::report::{Block, Report};
@@ -11,9 +11,9 @@ use super::series::{self, Plan, Point, Series};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
 use super::{in_parallel, progress};
-use crate::subject::workload::Scale;
 use abi::bundle::MmuMode;
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// Exits of L2 that are measured.
 const COUNT: u64 = 4096;
@@ -31,23 +31,23 @@ const KINDS: [(&str, &str, Option<f64>, &str); 7] = [
 /// Pages of which Gnomon may answer several faults by one.
 const KNOWN: &str = "known";
 
-/// The machine of a boot, and its figures.
-type Boot = (Machine, Result<Figures, String>);
+/// The machine of a boot, its instructions, and the counters of its VM.
+type Boot = (Machine, Result<(u64, BTreeMap<String, u64>), String>);
 
 /// Measures.
 ///
 /// # Errors
 /// If something is missing. What goes wrong with a subject stands in the report.
-pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = KINDS.iter().map(|(kind, ..)| format!("{kind} {COUNT} 1")).collect();
     let nesting = Nesting::Itself;
     let plan = Plan { name: "nested", guest: "l1", points, baseline: None, svadu: false, has_kvm: false, nesting };
     let exits = series::measure(&plan, lab, choice)?;
-    let boots = boots(lab, choice, scale)?;
+    let boots = boots(lab, choice)?;
     Ok(report(&exits, &boots, &series::versions(lab)))
 }
 
-fn boots(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Vec<Boot>> {
+fn boots(lab: &Lab, choice: &Choice) -> miette::Result<Vec<Boot>> {
     let can = |subject: &Subject| match subject {
         Subject::Gnomon(gnomon) => gnomon.variant.mmu == Some(MmuMode::TwoStage),
         Subject::Native => false,
@@ -67,11 +67,10 @@ fn boots(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Vec<Boot>> 
             })
         })
         .collect();
-    let count = if scale == Scale::Quick { 1 } else { BOOTS };
     let step = progress("nested", machines.len());
     Ok(in_parallel(&machines, |machine| {
         let append = (VARIANTS[0].1, choice.svadu);
-        let figures = loads.figures(lab, *machine, append, count).map_err(|why| why.to_string());
+        let figures = loads.whole(lab, *machine, append).map_err(|why| why.to_string());
         step.done(&name(*machine));
         (*machine, figures)
     }))
@@ -117,30 +116,31 @@ fn report(exits: &[Series], boots: &[Boot], versions: &str) -> Report {
         Table::new(["Debian boots", "instructions", "/ L1", "entries of L2", "traps/entry", "second faults %"]);
     let own = |subject: Subject| {
         let is_it = |boot: &&Boot| boot.0.subject == subject && boot.0.nesting == Nesting::None;
-        boots.iter().find(is_it).and_then(|boot| Some(boot.1.as_ref().ok()?.instructions))
+        boots.iter().find(is_it).and_then(|boot| Some(boot.1.as_ref().ok()?.0))
     };
     for (machine, figures) in boots {
         let figures = figures.as_ref().ok();
-        let count = |name: &str| figures.and_then(|figures| figures.counters.get(name)).copied();
+        let count = |name: &str| figures.and_then(|(_, counters)| counters.get(name)).copied();
         let entries = count("nested.entries");
         let mut row = vec![
             name(*machine),
-            figures.map_or_else(|| "-".into(), |figures| figures.instructions.to_string()),
-            number(figures.and_then(|figures| ratio(figures.instructions, own(machine.subject)?)), 3),
+            figures.map_or_else(|| "-".into(), |(instructions, _)| instructions.to_string()),
+            number(figures.and_then(|(instructions, _)| ratio(*instructions, own(machine.subject)?)), 3),
         ];
         if let Some(entries) = entries {
-            let of_l1 = count("exits.total").unwrap_or(0).saturating_sub(count("nested.exits").unwrap_or(0));
-            let timer = count("exits.timer").unwrap_or(0).saturating_sub(count("nested.exits_timer").unwrap_or(0));
             let faults = count("nested.exits_guest_page").unwrap_or(0);
             row.extend([
                 entries.to_string(),
-                number(ratio(of_l1.saturating_sub(timer), entries), 2),
-                number(ratio(100 * second_faults(figures), faults), 2),
+                number(ratio(count("nested.traps").unwrap_or(0), entries), 2),
+                number(ratio(100 * count("nested.second_faults").unwrap_or(0), faults), 2),
             ]);
         }
         table.row(row);
     }
-    blocks.push(Block::Table("Debian's kernel to the shell; under KVM of Debian sid as L2".into(), table));
+    blocks.push(Block::Table(
+        "Debian's kernel from its entry to the power-off; under KVM of Debian sid as L2".into(),
+        table,
+    ));
     let failure = |(machine, figures): &Boot| Some(format!("nested, {}: {}", name(*machine), figures.as_ref().err()?));
     let exits_json = |series: &Series| {
         let of = |(at, (kind, ..)): (usize, &(&str, &str, Option<f64>, &str))| {
@@ -167,9 +167,4 @@ fn report(exits: &[Series], boots: &[Boot], versions: &str) -> Report {
         }),
         failures: series::failures(exits).into_iter().chain(boots.iter().filter_map(failure)).collect(),
     }
-}
-
-/// Faults of L2 that L1 had answered already: those that Gnomon answered, less those at places of which L1 had not been told.
-fn second_faults(figures: Option<&Figures>) -> u64 {
-    figures.and_then(|figures| figures.counters.get("nested.second_faults")).copied().unwrap_or(0)
 }

@@ -120,7 +120,7 @@ impl Name {
             Self::Overcommit => overcommit::measure(lab, choice, scale),
             Self::Processes => papers::processes(lab, choice, scale),
             Self::Boot => boot::measure(lab, choice),
-            Self::Nested => nested::measure(lab, choice, scale),
+            Self::Nested => nested::measure(lab, choice),
             Self::Memslots => memslots::measure(lab, choice, scale),
             Self::Disk => papers::disk(lab, choice, scale),
             Self::Net => papers::net(lab, choice, scale),
