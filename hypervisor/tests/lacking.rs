@@ -1,7 +1,7 @@
 //! Harts that lack what others have, so that Gnomon does it for guests.
 
 use crate::exits::{nested, supervisor, trapped};
-use crate::fake::{self, World};
+use crate::fake::{self, Event, World};
 use abi::bundle::GUEST_ENTRY;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::outcome::Outcome;
@@ -43,6 +43,9 @@ fn misaligned_accesses_are_made_byte_by_byte() {
     assert_eq!(w.exit(LOAD, AT, 0, 0), Outcome::Resume);
     assert_eq!(w.hart.float[11], 0x8877_6655_dead_beef);
     assert_eq!(w.run.shared.counters.misaligned.get(), 5);
+    // Each time as in its guest, for other harts: those that faulted, too.
+    let count = |begins| w.hart.events.iter().filter(|event| **event == Event::Emulation(begins)).count();
+    assert!(count(true) >= 5 && count(true) == count(false), "{:?}", w.hart.events);
     // An AMO is one access or none; and amoadd.w is not made of bytes.
     put(&mut w, 0x00b5_252f);
     let outcome = w.exit(STORE, AT, 0, 0);

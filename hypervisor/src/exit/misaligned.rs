@@ -2,7 +2,8 @@
 //!
 //! Each byte is accessed as the guest would, by the hart's own translation: so the guest's rights, its A and D bits and the
 //! protection of shadow tables count. If a byte faults, the exit becomes that fault. After it the guest makes the whole
-//! access again. Bytes that were stored before stay so: misaligned accesses need not be atomic.
+//! access again. Bytes that were stored before stay so: misaligned accesses need not be atomic. Other harts see the hart in its guest meanwhile:
+//! they take no page away that its TLB still knows.
 
 use super::code;
 use super::inject::inject;
@@ -26,7 +27,13 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception
     let Some(insn) = code::fetch(run, env) else { return code::refetch(g, run, env) };
     let found = PlainAccess::decode(insn, &run.context.x).filter(|found| !found.is_float || g.offer.isa.has("d"));
     let Some(found) = found else { return inject(run, &trap, env) };
-    match perform(run, &found, env) {
+    if !env.begin_accesses(run) {
+        // The guest makes the access again when that is done.
+        return Outcome::Resume;
+    }
+    let done = perform(run, &found, env);
+    env.end_emulation();
+    match done {
         Ok(()) => {
             run.shared.counters.misaligned.bump();
             run.context.skip(found.length.into());

@@ -6,11 +6,13 @@ use crate::vm::vcpu::VcpuRun;
 ///
 /// Accesses are made as the guest in supervisor mode would make them: its tables, `sstatus`, A and D bits and the G-stage decide.
 pub trait Emulation {
-    /// Prepares for accesses in the place of the loaded vCPU's guest, as an entry does (ANNOUNCED): other harts then wait for
-    /// [`Emulation::end_emulation`] as for an exit, so the caller takes no lock until then. Returns false if something is to be done
-    /// before an entry: nothing has begun then.
+    /// Prepares for accesses by the loaded vCPU's own translation, as an entry does (ANNOUNCED): the hart's TLB may hold what another hart is
+    /// about to take away, and other harts then wait for [`Emulation::end_emulation`] as for an exit. So the caller takes no lock until then.
+    /// Returns false if something is to be done before an entry: nothing has begun then.
+    fn begin_accesses(&mut self, run: &VcpuRun) -> bool;
+    /// Prepares likewise for executing code in the place of the loaded vCPU's guest, in supervisor mode.
     fn begin_emulation(&mut self, run: &VcpuRun) -> bool;
-    /// Ends what [`Emulation::begin_emulation`] has begun.
+    /// Ends what [`Emulation::begin_accesses`] or [`Emulation::begin_emulation`] has begun.
     fn end_emulation(&mut self);
     /// Reads 4 bytes of code at the guest's address `at`, a multiple of 4. The guest's SUM is 0. `None` if the guest's fetch would trap.
     fn fetch_code(&mut self, at: u64) -> Option<u32>;

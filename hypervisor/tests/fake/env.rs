@@ -203,6 +203,9 @@ impl Worlds for Hart {
 /// The guest's code and data are in [`Hart::bytes`].
 impl Emulation for Hart {
     fn begin_emulation(&mut self, run: &VcpuRun) -> bool {
+        self.begin_accesses(run)
+    }
+    fn begin_accesses(&mut self, run: &VcpuRun) -> bool {
         let begins = run.may_enter(|| run.vm.tlb.generation.load(SeqCst));
         if begins {
             assert!(run.vm.memory.try_lock().is_some(), "other harts would wait for this one with the lock held");

@@ -39,6 +39,9 @@ impl Worlds for Hart {
 }
 
 impl Emulation for Hart {
+    fn begin_accesses(&mut self, _: &VcpuRun) -> bool {
+        unreachable!("{NO_HYPERVISOR}");
+    }
     fn begin_emulation(&mut self, _: &VcpuRun) -> bool {
         unreachable!("{NO_HYPERVISOR}");
     }

@@ -6,6 +6,10 @@ use hypervisor::vm::vcpu::VcpuRun;
 use metal::fence;
 
 impl Emulation for Hart {
+    fn begin_accesses(&mut self, run: &VcpuRun) -> bool {
+        self.announce(run)
+    }
+
     fn begin_emulation(&mut self, run: &VcpuRun) -> bool {
         let begins = self.announce(run);
         if begins {
