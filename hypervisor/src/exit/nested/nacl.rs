@@ -4,7 +4,9 @@
 //! L1 may write there at any time, from any hart. Each value is read once, and then judged as if L1 had written the CSR itself.
 
 use super::fences::vvma;
-use super::shared::{CSRS, CSRS_AT, FENCE_BYTES, FENCES, FENCES_AT, index, publish, swap_hstatus, with, written_bit};
+use super::shared::{
+    CSRS, CSRS_AT, FENCE_BYTES, FENCES, FENCES_AT, each, index, publish, swap_hstatus, take_written, tell, with,
+};
 use super::state::{state, write};
 use super::world::{self, interrupt};
 use crate::exit::sbi::encoding::{Answer, answer};
@@ -78,8 +80,8 @@ fn named(run: &VcpuRun, [low, high, flags, ..]: [u64; 6]) -> Result<Option<Addr<
     Ok(Some(Addr::new(low)))
 }
 
-/// Takes up the CSRs that L1 has written, or one of them, and tells L1 of what all have then.
-fn sync_csrs<E: Env>(
+/// Takes up the CSRs that L1 has written, or one of them.
+fn take_csrs<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
     (at, only): (Addr<Gpa>, Option<u16>),
@@ -87,23 +89,17 @@ fn sync_csrs<E: Env>(
 ) -> Result<(), Unreachable> {
     // Both pages are there from now on, or nothing has happened.
     with(g, run, at.wrapping_add(CSRS_AT), env, |_, _| ())?;
-    let is_meant = |csr: &u16| only.is_none_or(|only| only == *csr);
-    let written = with(g, run, at, env, |page, mem| {
-        let mut written = [false; CSRS.len()];
-        for (csr, written) in CSRS.iter().zip(&mut written).filter(|(csr, _)| is_meant(csr)) {
-            let (word, bit) = written_bit(page, *csr);
-            let old = mem.read_u64(word);
-            *written = old & bit != 0 && mem.compare_exchange_u64(word, old, old & !bit).is_ok();
-        }
-        written
-    })?;
-    let values = with(g, run, at.wrapping_add(CSRS_AT), env, |page, mem| {
-        CSRS.map(|csr| mem.read_u64(page.wrapping_add(8 * index(csr))))
-    })?;
-    for ((csr, value), _) in CSRS.into_iter().zip(values).zip(written).filter(|(_, written)| *written) {
-        write(g, run, (csr, value), env);
+    let meant =
+        only.map_or(u32::MAX, |only| (0..).zip(CSRS).fold(0, |all, (n, csr)| all | u32::from(csr == only) << n));
+    let taken = with(g, run, at, env, |page, mem| take_written(page, meant, mem))?;
+    let mut values = [0; CSRS.len()];
+    if taken != 0 {
+        with(g, run, at.wrapping_add(CSRS_AT), env, |page, mem| {
+            each(taken).for_each(|n| values[n] = mem.read_u64(page.wrapping_add(8 * index(CSRS[n]))));
+        })?;
     }
-    publish(g, run, env)
+    each(taken).for_each(|n| write(g, run, (CSRS[n], values[n]), env));
+    Ok(())
 }
 
 /// Synchronises CSRs for a call that does nothing else.
@@ -113,7 +109,8 @@ fn csrs_now<E: Env>(
     what: (Addr<Gpa>, Option<u16>),
     env: &mut E,
 ) -> Result<Answer, Unreachable> {
-    sync_csrs(g, run, what, env)?;
+    take_csrs(g, run, what, env)?;
+    publish(g, run, env)?;
     // Before an interrupt is taken, which the call's end may let through.
     answer(run, Ok(0));
     interrupt(g, run, env);
@@ -200,9 +197,9 @@ fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }:
     }
 }
 
-/// Takes up CSRs and fences, loads L2's registers, and executes `sret`.
+/// Takes up CSRs and fences, loads L2's registers, and executes `sret`. L1 is told of its CSRs after the exit of L2's that follows.
 fn sync_sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: Addr<Gpa>, env: &mut E) -> Result<Outcome, Unreachable> {
-    sync_csrs(g, run, (at, None), env)?;
+    take_csrs(g, run, (at, None), env)?;
     sync_fences(g, run, (at, 0..FENCES), env)?;
     // Before anything is changed that cannot be done again.
     match nested::attach(g, run, env) {
@@ -210,10 +207,17 @@ fn sync_sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: Addr<Gpa>, env: &mut E) 
         Ok(false) => return Err(Unreachable::Later),
         Err(outcome) => return Ok(outcome),
     }
-    let x = with(g, run, at, env, |page, mem| core::array::from_fn(|n| mem.read_u64(page.wrapping_add(8 * n as u64))))?;
+    let mut x = [0; 32];
+    with(g, run, at, env, |page, mem| {
+        (0..).zip(&mut x).skip(1).for_each(|(n, x)| *x = mem.read_u64(page.wrapping_add(8 * n)));
+    })?;
     state(run).swaps = true;
     swap_hstatus(g, run, env)?;
     run.context.x = x;
-    run.context.x[0] = 0;
-    Ok(world::sret(g, run, env))
+    let outcome = world::sret(g, run, env);
+    if !state(run).runs_l2 {
+        // It is L1 that goes on.
+        tell(g, run, env);
+    }
+    Ok(outcome)
 }

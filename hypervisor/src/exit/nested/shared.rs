@@ -56,9 +56,47 @@ pub(super) const CSRS: [u16; 22] = [
     number::HGATP,
 ];
 
-/// The place of a CSR in the shared memory.
+/// Returns the place of a CSR in the shared memory.
 pub(super) const fn index(csr: u16) -> u64 {
     ((csr & 0xc00) >> 2 | csr & 0xff) as u64
+}
+
+/// The bits that say which of [`CSRS`] L1 has written: the offset of each one's word in the page, and the bit there.
+const WRITTEN: [(u64, u64); CSRS.len()] = {
+    let (mut places, mut n) = ([(0, 0); CSRS.len()], 0);
+    while n < CSRS.len() {
+        let at = index(CSRS[n]);
+        places[n] = (WRITTEN_AT + at / 64 * 8, 1 << (at % 64));
+        n += 1;
+    }
+    places
+};
+
+/// Returns which of [`CSRS`] L1 has written, as that page says: a bit for each, in their order.
+fn written(page: Addr<Hpa>, mem: &impl PhysMem) -> u32 {
+    let is_set = |(word, bit): (u64, u64)| mem.read_u64(page.wrapping_add(word)) & bit != 0;
+    (0..).zip(WRITTEN).fold(0, |all, (n, place)| all | u32::from(is_set(place)) << n)
+}
+
+/// Returns which of `meant`, a bit for each of [`CSRS`], L1 has written, as that page says. They are not written any more then.
+pub(super) fn take_written(page: Addr<Hpa>, meant: u32, mem: &mut impl PhysMem) -> u32 {
+    let mut taken = written(page, mem) & meant;
+    for n in each(taken) {
+        let (word, bit) = (page.wrapping_add(WRITTEN[n].0), WRITTEN[n].1);
+        let old = mem.read_u64(word);
+        // L1 may write meanwhile. It is taken up the next time then.
+        if mem.compare_exchange_u64(word, old, old & !bit).is_err() {
+            taken &= !(1 << n);
+        }
+    }
+    taken
+}
+
+/// Returns the numbers of the bits that are set.
+pub(super) fn each(bits: u32) -> impl Iterator<Item = usize> {
+    core::iter::successors(Some(bits), |left| Some(left & left.wrapping_sub(1)))
+        .take_while(|left| *left != 0)
+        .map(|left| left.trailing_zeros() as usize)
 }
 
 /// Calls `act` on a page of the shared memory. `act` takes no lock.
@@ -73,27 +111,16 @@ pub(super) fn with<E: Env, T>(
     vm.with_mapped(g, (shared, at), ready, env, act)
 }
 
-/// The place of the bit that says whether L1 has written a CSR: its word in the page, and the bit.
-pub(super) fn written_bit(page: Addr<Hpa>, csr: u16) -> (Addr<Hpa>, u64) {
-    (page.wrapping_add(WRITTEN_AT + index(csr) / 64 * 8), 1 << (index(csr) % 64))
-}
-
 /// Writes all CSRs to the shared memory, if there is any, except those that L1 has written there and that are still to be taken up.
 pub(super) fn publish<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
     let time = run.vm.guest_time(env.now());
-    let Nested { shared: Some(at), .. } = *state(run) else { return Ok(()) };
-    let nested = &*state(run);
+    let VcpuRun { vm, shared, ready, nested: Some(nested), .. } = run else { unreachable!("it has the H extension") };
+    let Some(at) = nested.shared else { return Ok(()) };
     let limits = limits(g, nested, time);
-    let values = CSRS.map(|csr| nested.read(csr, &limits).unwrap_or(0));
-    let keeps = with(g, run, at, env, |page, mem| {
-        CSRS.map(|csr| {
-            let (word, bit) = written_bit(page, csr);
-            mem.read_u64(word) & bit != 0
-        })
-    })?;
-    with(g, run, at.wrapping_add(CSRS_AT), env, |page, mem| {
-        for ((csr, value), _) in CSRS.into_iter().zip(values).zip(keeps).filter(|(_, keeps)| !keeps) {
-            mem.write_u64(page.wrapping_add(8 * index(csr)), value);
+    let keeps = vm.with_mapped(g, (shared, at), ready, env, |page, mem| written(page, mem))?;
+    vm.with_mapped(g, (shared, at.wrapping_add(CSRS_AT)), ready, env, |page, mem| {
+        for csr in each(!keeps & ((1 << CSRS.len()) - 1)).map(|n| CSRS[n]) {
+            mem.write_u64(page.wrapping_add(8 * index(csr)), nested.read(csr, &limits).unwrap_or(0));
         }
     })
 }
