@@ -79,7 +79,7 @@ impl HartShared {
     }
 }
 
-/// Returns the numbers of the harts of a set: one bit for each.
+/// Returns the numbers of the members of a set, such as harts: one bit for each.
 pub fn each(set: u64) -> impl Iterator<Item = usize> {
     let but_lowest = |left: &u64| Some(left & left.wrapping_sub(1));
     core::iter::successors(Some(set), but_lowest)

@@ -5,13 +5,14 @@
 
 use super::fences::vvma;
 use super::shared::{
-    CSRS, CSRS_AT, FENCE_BYTES, FENCES, FENCES_AT, each, index, publish, swap_hstatus, take_written, tell, with,
+    CSRS, CSRS_AT, FENCE_BYTES, FENCES, FENCES_AT, index, publish, swap_hstatus, take_written, tell, with,
 };
 use super::state::{state, write};
 use super::world::{self, interrupt};
 use crate::exit::sbi::encoding::{Answer, answer};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::hart::harts::each;
 use crate::memory::nested;
 use crate::vm::Unreachable;
 use crate::vm::outcome::Outcome;
@@ -90,7 +91,7 @@ fn take_csrs<E: Env>(
     // Both pages are there from now on, or nothing has happened.
     with(g, run, at.wrapping_add(CSRS_AT), env, |_, _| ())?;
     let meant =
-        only.map_or(u32::MAX, |only| (0..).zip(CSRS).fold(0, |all, (n, csr)| all | u32::from(csr == only) << n));
+        only.map_or(u64::MAX, |only| (0..).zip(CSRS).fold(0, |all, (n, csr)| all | u64::from(csr == only) << n));
     let taken = with(g, run, at, env, |page, mem| take_written(page, meant, mem))?;
     let mut values = [0; CSRS.len()];
     if taken != 0 {
@@ -142,18 +143,16 @@ fn sync_fences<E: Env>(
 ) -> Result<(), Unreachable> {
     const PENDING: u64 = 1 << 63;
     let entry = |page: Addr<Hpa>, n: u64| page.wrapping_add(FENCES_AT + n * FENCE_BYTES);
-    let mut pending = with(g, run, at, env, |page, mem| {
+    let pending = with(g, run, at, env, |page, mem| {
         numbers.filter(|n| mem.read_u64(entry(page, *n)) & PENDING != 0).fold(0_u64, |all, n| all | 1 << n)
     })?;
     let mut steps = 0;
-    while pending != 0 {
+    for n in each(pending) {
         if steps >= STEPS {
             return Err(Unreachable::Later);
         }
-        let n = u64::from(pending.trailing_zeros());
-        pending &= pending - 1;
         let wanted = with(g, run, at, env, |page, mem| {
-            let entry = entry(page, n);
+            let entry = entry(page, n as u64);
             let config = mem.read_u64(entry);
             let (first, count) = (mem.read_u64(entry.wrapping_add(8)), mem.read_u64(entry.wrapping_add(24)));
             mem.write_u64(entry, config & !PENDING);

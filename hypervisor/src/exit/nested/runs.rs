@@ -55,8 +55,8 @@ pub(super) fn run_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, was_long: bool, env:
     Outcome::Resume
 }
 
-/// Returns whether L1 is in a state in which runs are made. With SUM set, the hart's loads of code would reach pages of user mode. An interrupt
-/// that L1 would take comes first. L1 with NACL executes no sequences of trapping instructions.
+/// Returns whether L1 is in a state in which runs are made. With SUM set, the hart's loads of code would reach pages of user mode. An
+/// interrupt that is pending and that L1 has enabled is taken before. With NACL, L1 makes one call in place of many trapping instructions.
 fn may_run<E: Env>(run: &VcpuRun, env: &E) -> bool {
     let Some(nested) = run.nested.as_deref().filter(|nested| !nested.runs_l2 && nested.shared.is_none()) else {
         return false;
@@ -77,8 +77,8 @@ const fn may_take_long(insn: System) -> bool {
     !matches!(insn, System::Csr(_))
 }
 
-/// Executes L1's instructions from `pc` on, up to `most` of them, in software. Returns their number, and the instruction that follows if it is one
-/// that would trap for the H extension.
+/// Executes L1's instructions from `pc` on, up to `most` of them, in software. Returns their number, and the next
+/// instruction if that is one of the H extension, which traps on the hart.
 fn stretch<E: Env>(run: &mut VcpuRun, most: u64, env: &mut E) -> (u64, Option<System>) {
     if !env.begin_emulation(run) {
         return (0, None);

@@ -12,6 +12,7 @@ use super::state::{limits, state, write};
 use crate::exit::memory::wait_for_memory;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::hart::harts::each;
 use crate::memory::collapsed;
 use crate::vm::Unreachable;
 use crate::vm::outcome::Outcome;
@@ -73,13 +74,13 @@ const WRITTEN: [(u64, u64); CSRS.len()] = {
 };
 
 /// Returns which of [`CSRS`] L1 has written, as that page says: a bit for each, in their order.
-fn written(page: Addr<Hpa>, mem: &impl PhysMem) -> u32 {
+fn written(page: Addr<Hpa>, mem: &impl PhysMem) -> u64 {
     let is_set = |(word, bit): (u64, u64)| mem.read_u64(page.wrapping_add(word)) & bit != 0;
-    (0..).zip(WRITTEN).fold(0, |all, (n, place)| all | u32::from(is_set(place)) << n)
+    (0..).zip(WRITTEN).fold(0, |all, (n, place)| all | u64::from(is_set(place)) << n)
 }
 
 /// Returns which of `meant`, a bit for each of [`CSRS`], L1 has written, as that page says. They are not written any more then.
-pub(super) fn take_written(page: Addr<Hpa>, meant: u32, mem: &mut impl PhysMem) -> u32 {
+pub(super) fn take_written(page: Addr<Hpa>, meant: u64, mem: &mut impl PhysMem) -> u64 {
     let mut taken = written(page, mem) & meant;
     for n in each(taken) {
         let (word, bit) = (page.wrapping_add(WRITTEN[n].0), WRITTEN[n].1);
@@ -90,13 +91,6 @@ pub(super) fn take_written(page: Addr<Hpa>, meant: u32, mem: &mut impl PhysMem) 
         }
     }
     taken
-}
-
-/// Returns the numbers of the bits that are set.
-pub(super) fn each(bits: u32) -> impl Iterator<Item = usize> {
-    core::iter::successors(Some(bits), |left| Some(left & left.wrapping_sub(1)))
-        .take_while(|left| *left != 0)
-        .map(|left| left.trailing_zeros() as usize)
 }
 
 /// Calls `act` on a page of the shared memory. `act` takes no lock.

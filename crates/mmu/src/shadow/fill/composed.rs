@@ -89,8 +89,8 @@ impl<S: Shadowed, M: PhysMem, H: Fence<Gpa>> UpdatePte<L2Gpa> for Through<'_, '_
 const ALL: PteFlags = PteFlags::R.union(PteFlags::W).union(PteFlags::X).union(PteFlags::G);
 
 impl<S: Shadowed> Filler<S> {
-    /// The walk of both stages, which sets A and D as promised in both. Returns the leaf that it found, composed, and the highest level of a leaf
-    /// that may lead there.
+    /// The walk of both stages, which sets A and D as promised in both. Returns the leaf that it found, composed, and the highest level at which
+    /// the shadow may have a leaf for that address.
     ///
     /// # Errors
     /// The answer to the fault.
