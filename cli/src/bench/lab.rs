@@ -266,7 +266,7 @@ impl Lab {
     fn with_kvm<T>(&self, ask: impl FnOnce(&KvmHost) -> miette::Result<T>) -> miette::Result<T> {
         let mut host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
         if host.is_none() {
-            *host = Some(KvmHost::provide()?);
+            *host = Some(KvmHost::newest()?);
         }
         host.as_ref().map_or_else(|| Err(miette!("there is no KVM host")), ask)
     }

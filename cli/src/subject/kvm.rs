@@ -115,13 +115,25 @@ impl KvmGuest {
 }
 
 impl KvmHost {
-    /// Provides the software: from the cache, else from the Debian archive.
+    /// Provides the software with Debian's newest kernel: from the cache, else from the Debian archive.
     ///
     /// # Errors
     /// [`KvmError::Debian`].
-    pub fn provide() -> Result<Self, KvmError> {
+    pub fn newest() -> Result<Self, KvmError> {
+        Self::with(HostKernel::newest()?)
+    }
+
+    /// [`KvmHost::newest`] with the kernel that guests boot. Its host has no devices for guests.
+    ///
+    /// # Errors
+    /// [`KvmError::Debian`].
+    pub fn with_kernel_of_guests() -> Result<Self, KvmError> {
+        Self::with(HostKernel::of_guests()?)
+    }
+
+    fn with(kernel: HostKernel) -> Result<Self, KvmError> {
         Ok(Self {
-            kernel: HostKernel::provide()?,
+            kernel,
             vmm: Files::provide(Suite::Sid, VMM.0, Wanted::Program(&format!("usr/bin/{}", VMM.1)))?,
             busybox: Software::Busybox.provide()?,
         })

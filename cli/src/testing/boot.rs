@@ -5,7 +5,7 @@ use super::dialog::Dialog;
 use super::image;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
-use super::plan::{BootTest, End};
+use super::plan::{BootTest, End, KvmKernel};
 use super::ports::Partner;
 use super::serve::Server;
 use super::shared::{self, run_dir};
@@ -258,7 +258,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     for place in at_once..files.len() {
         files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
-    let kvm = if test.kvm { Some(under_kvm(case, programs)?) } else { None };
+    let kvm = test.kvm.map(|kernel| under_kvm(case, kernel, programs)).transpose()?;
     if let Some((file, _)) = &kvm {
         files = vec![VmFile { name: files[0].name.clone(), ..file.clone() }];
     }
@@ -299,7 +299,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let mut spec = RunSpec {
         snapshot: if roots.is_some() || test.image.is_some() { Snapshot::Yes } else { Snapshot::No },
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
-        exec: test.exec.clone().filter(|_| own_initrd.is_none() && !test.kvm),
+        exec: test.exec.clone().filter(|_| own_initrd.is_none() && test.kvm.is_none()),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
         ..machine(case, seat, files)
@@ -316,13 +316,17 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
 }
 
 /// A VM on Gnomon that is a hypervisor: Linux with KVM, which runs the test's guest. The file has to live as long as the VM is prepared.
-fn under_kvm(case: &Case, programs: &Programs) -> miette::Result<(VmFile, Unnamed)> {
+fn under_kvm(case: &Case, host: KvmKernel, programs: &Programs) -> miette::Result<(VmFile, Unnamed)> {
     let test = &case.test;
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let (memory, vcpus) = (test.memory, case.vcpus());
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory, vcpus, disk: None, net: None };
-    let (boot, file) = KvmHost::provide()?.vm(&guest)?;
+    let host = match host {
+        KvmKernel::Newest => KvmHost::newest()?,
+        KvmKernel::Guests => KvmHost::with_kernel_of_guests()?,
+    };
+    let (boot, file) = host.vm(&guest)?;
     let VmFile { memory, kernel, initrd, append, nested, .. } = boot;
     Ok((VmFile { memory, kernel, initrd, append, nested, ..vm_file(case, None, case.variant.mmu) }, file))
 }
@@ -372,7 +376,7 @@ fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcri
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory: test.memory, vcpus: 1, disk: None, net: None };
-    let (machine, _initramfs) = KvmHost::provide()?.machine(&guest, thp)?;
+    let (machine, _initramfs) = KvmHost::newest()?.machine(&guest, thp)?;
     follow_elsewhere(case, MachineSpec { clock: clock(test), ..machine })
 }
 

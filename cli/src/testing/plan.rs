@@ -64,8 +64,7 @@ pub struct BootTest {
     /// The tables by which its own guests run.
     pub l2: Option<L2Tables>,
     /// Set if the VM is Linux with KVM, which runs the guest or kernel.
-    #[serde(default)]
-    pub kvm: bool,
+    pub kvm: Option<KvmKernel>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
@@ -284,6 +283,16 @@ pub enum Platform {
     Kvm,
 }
 
+/// The kernel of a VM that is a hypervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KvmKernel {
+    /// Debian's newest.
+    Newest,
+    /// The one that guests boot.
+    Guests,
+}
+
 /// Which combinations of seats, harts and variants are run by default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -358,7 +367,7 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
         () if is_elsewhere && test.expect.end == End::Killed => Err("Gnomon alone stops a guest"),
-        () if test.kvm && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
+        () if test.kvm.is_some() && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
             Err("`kvm` is for one VM, on Gnomon")
         }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {

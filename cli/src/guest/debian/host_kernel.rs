@@ -1,7 +1,7 @@
-//! Debian's newest kernel, with its KVM module and drivers of devices: what guests of Linux run on.
+//! Debian's kernels with their KVM module, and drivers of devices: the host of Linux's guests.
 
 use super::packages::Packages;
-use super::{DebianError, Suite, cached, record_of};
+use super::{DebianError, Modules, Suite, cached, record_of};
 use crate::host::place::{CacheLock, IoError, cache, write_whole};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -44,11 +44,11 @@ pub struct HostKernel {
 }
 
 impl HostKernel {
-    /// Provides it: from the cache, else from the Debian archive.
+    /// Provides the newest: from the cache, else from the Debian archive.
     ///
     /// # Errors
     /// [`DebianError`].
-    pub fn provide() -> Result<Self, DebianError> {
+    pub fn newest() -> Result<Self, DebianError> {
         if let Some(kernel) = Self::cached()? {
             return Ok(kernel);
         }
@@ -58,6 +58,16 @@ impl HostKernel {
             Some(kernel) => Ok(kernel),
             None => Self::fetch(),
         }
+    }
+
+    /// Provides the kernel that guests boot, without drivers: from the cache, else from the Debian archive.
+    ///
+    /// # Errors
+    /// [`DebianError`].
+    pub fn of_guests() -> Result<Self, DebianError> {
+        let Modules { kernel, files } = Modules::provide(&[("kvm", "arch/riscv/kvm")])?;
+        let [module] = <[PathBuf; 1]>::try_from(files).unwrap_or_default();
+        Ok(Self { name: kernel.name, version: kernel.version, image: kernel.file, module, drivers: vec![] })
     }
 
     fn cached() -> Result<Option<Self>, IoError> {
