@@ -18,7 +18,7 @@ use crate::machine::qemu::{self, Boot, MachineSpec};
 use crate::machine::stream::Piece;
 use crate::run::{self, RunSpec};
 use crate::subject::bare::{self, BareSpec};
-use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
+use crate::subject::kvm::{KvmGuest, KvmHost, KvmKernel, Thp};
 use crate::subject::workload::{Devices, Services};
 use crate::vm::file::{Console, Initrd, Kernel, VmFile};
 use crate::vm::root::Roots;
@@ -123,7 +123,7 @@ pub struct Lab {
     /// SHA-256 of this program: it makes the machines.
     command: String,
     is_fresh: bool,
-    kvm: Mutex<Option<KvmHost>>,
+    kvm: Mutex<BTreeMap<KvmKernel, KvmHost>>,
     digests: Mutex<BTreeMap<PathBuf, String>>,
     copies: Copies,
     longests: Mutex<Longests>,
@@ -197,8 +197,8 @@ impl Lab {
     /// The software measured; KVM's, once it was.
     #[must_use]
     pub fn versions(&self) -> String {
-        let host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
-        let kvm = host.as_ref().map(|host| format!("; KVM: {}", host.versions().join(", "))).unwrap_or_default();
+        let hosts = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
+        let kvm: String = hosts.values().map(|host| format!("; KVM: {}", host.versions().join(", "))).collect();
         format!("gnomon {} ({}), QEMU {}{kvm}", env!("CARGO_PKG_VERSION"), self.commit, self.qemu)
     }
 
@@ -236,12 +236,15 @@ impl Lab {
             load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
-            _ if matches!(subject, Subject::Kvm { .. }) || *nesting == Nesting::UnderKvm => self.with_kvm(|host| {
-                let files = host.files().map(|file| self.digest(file)).collect::<Result<Vec<_>, _>>()?;
-                Ok((host.versions(), files))
-            })?,
-            _ => Default::default(),
+            Subject::Kvm { .. } => Some(KvmKernel::Newest),
+            Subject::Native | Subject::Gnomon(_) => nesting.kvm(),
         };
+        let kvm = kvm.map(|kernel| {
+            let host = self.kvm(kernel)?;
+            let files = host.files().map(|file| self.digest(file)).collect::<Result<Vec<_>, _>>()?;
+            Ok::<_, miette::Report>((host.versions(), files))
+        });
+        let kvm = kvm.transpose()?.unwrap_or_default();
         let initrd = initrd.as_deref().map(|file| self.digest(file)).transpose()?;
         let all = json!({
             "subject": subject, "append": append, "memory": memory.0, "initrd": initrd, "kvm": kvm,
@@ -263,12 +266,14 @@ impl Lab {
         Ok(digest)
     }
 
-    fn with_kvm<T>(&self, ask: impl FnOnce(&KvmHost) -> miette::Result<T>) -> miette::Result<T> {
-        let mut host = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
-        if host.is_none() {
-            *host = Some(KvmHost::newest()?);
+    fn kvm(&self, kernel: KvmKernel) -> miette::Result<KvmHost> {
+        let mut hosts = self.kvm.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(host) = hosts.get(&kernel) {
+            return Ok(host.clone());
         }
-        host.as_ref().map_or_else(|| Err(miette!("there is no KVM host")), ask)
+        let host = KvmHost::provide(kernel)?;
+        hosts.insert(kernel, host.clone());
+        Ok(host)
     }
 
     fn run_now(&self, subject: Subject, load: &Load) -> miette::Result<Run> {
@@ -331,20 +336,30 @@ impl Lab {
                 Ok((machine, kept))
             }
             Subject::Gnomon(gnomon) => {
+                let vm = |kernel, initrd: Option<PathBuf>, append| VmFile {
+                    memory: Some(memory),
+                    kernel: Some(Kernel::File(kernel)),
+                    initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
+                    append: Some(append),
+                    vcpus: Some(processors.vcpus),
+                    console: Some(Console::None),
+                    ..VmFile::default()
+                };
                 let boot = match nesting {
-                    Nesting::None | Nesting::Itself => VmFile {
-                        memory: Some(memory),
-                        kernel: Some(Kernel::File(kernel)),
-                        initrd: Some(initrd.map_or(Initrd::None, Initrd::File)),
-                        append: Some(append),
-                        ..VmFile::default()
-                    },
-                    Nesting::UnderKvm => {
+                    Nesting::None | Nesting::Itself => vm(kernel, initrd, append),
+                    Nesting::UnderKvm(host, l2) => {
                         let vcpus = processors.vcpus;
                         let guest = KvmGuest { kernel, initrd, append, memory, vcpus, disk: None, net: None };
-                        let (vm, initramfs) = self.with_kvm(|host| host.vm(&guest))?;
+                        let (vm, initramfs) = self.kvm(host)?.vm(&guest)?;
                         kept.files.push(initramfs);
-                        vm
+                        VmFile { l2: Some(l2), ..vm }
+                    }
+                    Nesting::UnderGnomon => {
+                        let inner = Gnomon { seat: Seat::Payload, ..gnomon };
+                        let spec = run_spec(inner, (vm(kernel, initrd, append), keeping), processors.harts);
+                        let (machine, bundle) = run::prepare(&spec, Some(&self.hypervisor))?.machine_and_bundle();
+                        kept.files.push(bundle);
+                        run::nested(&machine).ok_or_else(|| miette!("the machine has no Gnomon"))?
                     }
                 };
                 let vm = VmFile {
@@ -366,7 +381,7 @@ impl Lab {
                 let net = has_net.then(Network::of_one_guest);
                 let guest = KvmGuest { kernel, initrd, append, memory, vcpus: processors.vcpus, disk, net };
                 let thp = if superpages { Thp::Always } else { Thp::Never };
-                let (machine, initramfs) = self.with_kvm(|host| Ok(host.machine(&guest, thp)?))?;
+                let (machine, initramfs) = self.kvm(KvmKernel::Newest)?.machine(&guest, thp)?;
                 kept.files.push(initramfs);
                 Ok((machine, kept))
             }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The guest's command line. What [`LEAN`] leaves out belongs to no region. Sv39, so that walks have the papers' lengths.
-fn command_line() -> String {
+pub fn command_line() -> String {
     format!("console=ttyS0 quiet panic=-1 norandmaps no4lvl {LEAN}")
 }
 
@@ -200,7 +200,7 @@ impl Case {
 }
 
 /// Checks that each region was marked.
-fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
+pub fn complete(run: Run, workload: &Workload) -> miette::Result<Run> {
     workload.regions.iter().try_for_each(|region| run.counts(region.label).map(drop))?;
     Ok(run)
 }

@@ -1,7 +1,9 @@
 //! The guest that a subject of the benchmarks boots, and its machine.
 
 use crate::host::size::Size;
+use crate::subject::kvm::KvmKernel;
 use crate::subject::workload::Devices;
+use abi::bundle::L2Tables;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -81,6 +83,16 @@ pub enum Nesting {
     None,
     /// The guest itself.
     Itself,
-    /// KVM, which runs the guest in a VM of its own.
-    UnderKvm,
+    /// KVM, which runs the guest in a VM of its own, on these tables of Gnomon's.
+    UnderKvm(KvmKernel, L2Tables),
+    /// Gnomon, which runs the guest by a G-stage.
+    UnderGnomon,
+}
+
+impl Nesting {
+    /// The kernel whose KVM runs the guest.
+    #[must_use]
+    pub const fn kvm(self) -> Option<KvmKernel> {
+        if let Self::UnderKvm(kernel, _) = self { Some(kernel) } else { None }
+    }
 }

@@ -20,7 +20,7 @@ use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
-pub use prepare::{Prepared, Versions, prepare};
+pub use prepare::{Prepared, Versions, nested, prepare};
 pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};

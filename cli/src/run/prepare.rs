@@ -9,7 +9,7 @@ use crate::guest::modules::{self, Needs};
 use crate::host::build;
 use crate::host::place::{self, IoError, Unnamed, cache, prune};
 use crate::host::sandbox;
-use crate::host::size::Size;
+use crate::host::size::{MIB, Size};
 use crate::host::tty::TerminalSize;
 use crate::machine::board::{self, Clock, HExtension, Seat};
 use crate::machine::disk::{self, DiskError, Disks, Use};
@@ -17,7 +17,7 @@ use crate::machine::meter::Metered;
 use crate::machine::net::{self, Card};
 use crate::machine::qemu::{self, Boot, MachineSpec};
 use crate::machine::share;
-use crate::vm::file::{Console, Initrd, Kernel};
+use crate::vm::file::{Console, Initrd, Kernel, VmFile};
 use crate::vm::layout;
 use crate::vm::pack::{Pack, Placed};
 use crate::vm::payload::{Kind, Payload};
@@ -68,6 +68,20 @@ pub struct Prepared {
     bundle: Unnamed,
     /// Keep other runs from the machine's files.
     _locks: Vec<File>,
+}
+
+/// A VM whose kernel is Gnomon in the payload seat, with the VMs of a machine: its kernel, its initrd, which is the machine's bundle, and its memory. `None`
+/// if the machine has no Gnomon.
+#[must_use]
+pub fn nested(machine: &MachineSpec) -> Option<VmFile> {
+    let Boot::Gnomon { hypervisor, bundle, .. } = &machine.boot else { return None };
+    Some(VmFile {
+        memory: Some(Size(machine.memory.0.next_multiple_of(2 * MIB))),
+        kernel: Some(Kernel::File(hypervisor.clone())),
+        initrd: Some(Initrd::File(bundle.clone())),
+        nested: Some(true),
+        ..VmFile::default()
+    })
 }
 
 impl Prepared {

@@ -16,6 +16,7 @@ use crate::machine::qemu::{Boot, MachineSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
 use cpio::newc::ModeFileType;
 use miette::{Diagnostic, miette};
+use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -61,6 +62,15 @@ impl Thp {
             Self::Never => "never",
         }
     }
+}
+
+/// A kernel with KVM.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub enum KvmKernel {
+    /// Debian's newest.
+    Newest,
+    /// The one that guests boot. Its host has no devices for guests.
+    OfGuests,
 }
 
 /// The reason why there is no such machine.
@@ -115,23 +125,15 @@ impl KvmGuest {
 }
 
 impl KvmHost {
-    /// Provides the software with Debian's newest kernel: from the cache, else from the Debian archive.
+    /// Provides the software: from the cache, else from the Debian archive.
     ///
     /// # Errors
     /// [`KvmError::Debian`].
-    pub fn newest() -> Result<Self, KvmError> {
-        Self::with(HostKernel::newest()?)
-    }
-
-    /// [`KvmHost::newest`] with the kernel that guests boot. Its host has no devices for guests.
-    ///
-    /// # Errors
-    /// [`KvmError::Debian`].
-    pub fn with_kernel_of_guests() -> Result<Self, KvmError> {
-        Self::with(HostKernel::of_guests()?)
-    }
-
-    fn with(kernel: HostKernel) -> Result<Self, KvmError> {
+    pub fn provide(kernel: KvmKernel) -> Result<Self, KvmError> {
+        let kernel = match kernel {
+            KvmKernel::Newest => HostKernel::newest()?,
+            KvmKernel::OfGuests => HostKernel::of_guests()?,
+        };
         Ok(Self {
             kernel,
             vmm: Files::provide(Suite::Sid, VMM.0, Wanted::Program(&format!("usr/bin/{}", VMM.1)))?,

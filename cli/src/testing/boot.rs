@@ -5,7 +5,7 @@ use super::dialog::Dialog;
 use super::image;
 use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
-use super::plan::{BootTest, End, KvmKernel};
+use super::plan::{BootTest, End, L1};
 use super::ports::Partner;
 use super::serve::Server;
 use super::shared::{self, run_dir};
@@ -26,7 +26,7 @@ use crate::machine::swap::SwapSpec;
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
 use crate::run::{self, RunSpec};
 use crate::subject::bare::BareSpec;
-use crate::subject::kvm::{KvmGuest, KvmHost, Thp};
+use crate::subject::kvm::{KvmKernel, KvmGuest, KvmHost, Thp};
 use crate::subject::variant::Variant;
 use crate::subject::workload::{HugePages, Scale};
 use crate::system;
@@ -258,7 +258,7 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     for place in at_once..files.len() {
         files[place].after = files[if place == at_once { 0 } else { place - 1 }].name.clone();
     }
-    let kvm = test.kvm.map(|kernel| under_kvm(case, kernel, programs)).transpose()?;
+    let kvm = test.l1.and_then(L1::kvm).map(|kernel| under_kvm(case, kernel, programs)).transpose()?;
     if let Some((file, _)) = &kvm {
         files = vec![VmFile { name: files[0].name.clone(), ..file.clone() }];
     }
@@ -299,14 +299,27 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let mut spec = RunSpec {
         snapshot: if roots.is_some() || test.image.is_some() { Snapshot::Yes } else { Snapshot::No },
         swap: swap.as_ref().map(|(spec, _)| spec.clone()),
-        exec: test.exec.clone().filter(|_| own_initrd.is_none() && test.kvm.is_none()),
+        exec: test.exec.clone().filter(|_| own_initrd.is_none() && kvm.is_none()),
         meter: metering.as_ref().map(|metering| metering.spec.clone()),
         console: if test.dialog.is_empty() { ConsoleMode::Lines } else { ConsoleMode::Attached },
         ..machine(case, seat, files)
     };
     let provided = system::provide(&spec)?;
     spec.roots = provided.roots.clone();
-    let mut prepared = run::prepare(&spec, Some(hypervisor(programs)?))?;
+    let prepare = |spec: &RunSpec| run::prepare(spec, Some(hypervisor(programs)?));
+    let inner = match test.l1 {
+        Some(L1::Gnomon) => Some(prepare(&RunSpec { seat: Seat::Payload, ..spec.clone() })?),
+        Some(L1::Kvm | L1::KvmOfGuests) | None => None,
+    };
+    if let Some(inner) = &inner {
+        let vm = run::nested(&inner.machine).ok_or_else(|| miette!("the machine has no Gnomon"))?;
+        let VmFile { memory, kernel, initrd, nested, .. } = vm;
+        let name = case.vms().into_iter().next();
+        let outer = vm_file(case, None, Some(MmuMode::TwoStage));
+        spec.files = vec![VmFile { name, memory, kernel, initrd, nested, ..outer }];
+        spec.exec = None;
+    }
+    let mut prepared = prepare(&spec)?;
     prepared.machine.clock = clock(test);
     prepared.machine.control = partner.as_ref().map(|partner| partner.machine_path().to_owned());
     let transcript = metered::follow(test, &prepared.machine, |machine| follow(case, machine))?;
@@ -322,11 +335,7 @@ fn under_kvm(case: &Case, host: KvmKernel, programs: &Programs) -> miette::Resul
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let (memory, vcpus) = (test.memory, case.vcpus());
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory, vcpus, disk: None, net: None };
-    let host = match host {
-        KvmKernel::Newest => KvmHost::newest()?,
-        KvmKernel::Guests => KvmHost::with_kernel_of_guests()?,
-    };
-    let (boot, file) = host.vm(&guest)?;
+    let (boot, file) = KvmHost::provide(host)?.vm(&guest)?;
     let VmFile { memory, kernel, initrd, append, nested, .. } = boot;
     Ok((VmFile { memory, kernel, initrd, append, nested, ..vm_file(case, None, case.variant.mmu) }, file))
 }
@@ -376,7 +385,7 @@ fn on_kvm(case: &Case, thp: Thp, programs: &Programs) -> miette::Result<Transcri
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory: test.memory, vcpus: 1, disk: None, net: None };
-    let (machine, _initramfs) = KvmHost::newest()?.machine(&guest, thp)?;
+    let (machine, _initramfs) = KvmHost::provide(KvmKernel::Newest)?.machine(&guest, thp)?;
     follow_elsewhere(case, MachineSpec { clock: clock(test), ..machine })
 }
 

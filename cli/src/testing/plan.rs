@@ -5,6 +5,7 @@ use super::dialog::Exchange;
 use super::image::Loader;
 use crate::host::size::Size;
 use crate::machine::board::Seat;
+use crate::subject::kvm::KvmKernel;
 use crate::subject::variant::Selector;
 use crate::subject::workload::Kind;
 use crate::vm::file::{Balloon, Console, Kernel};
@@ -63,8 +64,8 @@ pub struct BootTest {
     pub nested: bool,
     /// The tables by which its own guests run.
     pub l2: Option<L2Tables>,
-    /// Set if the VM is Linux with KVM, which runs the guest or kernel.
-    pub kvm: Option<KvmKernel>,
+    /// The VM's hypervisor, which runs the guest or kernel.
+    pub l1: Option<L1>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
@@ -283,14 +284,27 @@ pub enum Platform {
     Kvm,
 }
 
-/// The kernel of a VM that is a hypervisor.
+/// A VM that is a hypervisor, and runs the test's guest or kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum KvmKernel {
-    /// Debian's newest.
-    Newest,
-    /// The one that guests boot.
-    Guests,
+pub enum L1 {
+    /// Debian's newest kernel with KVM.
+    Kvm,
+    /// The kernel that guests boot, with KVM.
+    KvmOfGuests,
+    /// Gnomon, which runs the guest in the mode that the case has.
+    Gnomon,
+}
+
+impl L1 {
+    /// The kernel, if KVM is the hypervisor.
+    pub fn kvm(self) -> Option<KvmKernel> {
+        match self {
+            Self::Kvm => Some(KvmKernel::Newest),
+            Self::KvmOfGuests => Some(KvmKernel::OfGuests),
+            Self::Gnomon => None,
+        }
+    }
 }
 
 /// Which combinations of seats, harts and variants are run by default.
@@ -367,8 +381,8 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
         () if is_elsewhere && test.expect.end == End::Killed => Err("Gnomon alone stops a guest"),
-        () if test.kvm.is_some() && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
-            Err("`kvm` is for one VM, on Gnomon")
+        () if test.l1.is_some() && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
+            Err("`l1` is for one VM, on Gnomon")
         }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {
             Err("under KVM there are one hart and one vCPU")

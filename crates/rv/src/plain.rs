@@ -85,6 +85,8 @@ fn evaluate(insn: u32, pc: u64, x: &[u64; 32]) -> Option<Effect> {
             let op = MemOp::Store { rs: field(insn, 20, 5, 0) as u8, width: 1 << funct3 };
             Some(Effect::Access { op, at: a.wrapping_add(offset) })
         }
+        // HINTs for custom use (unprivileged spec, "HINT Instructions"): SLTI and SLTIU to x0 are markers for what watches the hart.
+        0x13 if rd == 0 && funct3 & 6 == 2 => None,
         0x13 => value(with_immediate(insn, a, i_immediate)?),
         0x1b => value(with_immediate_of_word(insn, a, i_immediate)?),
         0x33 => value(of_registers(insn, a, x[field(insn, 20, 5, 0) as usize])?),

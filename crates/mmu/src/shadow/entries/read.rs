@@ -95,7 +95,7 @@ impl<S: Shadowed> Tables<S> {
             return page.origin.guest.map_or(u64::MAX, |frame| host.mem.differing_of_64(frame.at(at), mirror.at(at)));
         }
         let live = page.marks.live_in(part);
-        host.budget.spend(1 + live.count_ones());
+        host.budget.spend(8 + live.count_ones());
         page.origin.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
     }
 
