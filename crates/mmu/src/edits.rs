@@ -47,18 +47,23 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
 
     fn settle_with(&mut self, stale: Stale<Gpa>, publish: Option<Box<Publish>>) {
         let Self { shadow, nested, collapsed, host } = self;
-        if let Some(collapsed) = collapsed {
-            // There is no other engine beside it.
-            return collapsed.settle(stale, publish, host);
+        let mut what = Some((stale, publish));
+        // The first one fences for all, so that the others owe their own pages at most.
+        let mut next = || what.take().unwrap_or((Stale::none(), None));
+        if let Some(shadow) = shadow {
+            let (stale, publish) = next();
+            shadow.settle(stale, publish, host);
         }
-        match (shadow, nested) {
-            (Some(shadow), None) => shadow.settle(stale, publish, host),
-            (None, Some(nested)) => nested.settle(stale, publish, host),
-            (Some(shadow), Some(nested)) => {
-                shadow.settle(stale, publish, host);
-                nested.settle(Stale::none(), None, host);
-            }
-            (None, None) => host.space.settle(stale, publish, host.hw, host.mem).release(host.frames),
+        if let Some(nested) = nested {
+            let (stale, publish) = next();
+            nested.settle(stale, publish, host);
+        }
+        if let Some(collapsed) = collapsed {
+            let (stale, publish) = next();
+            collapsed.settle(stale, publish, host);
+        }
+        if let Some((stale, publish)) = what {
+            host.space.settle(stale, publish, host.hw, host.mem).release(host.frames);
         }
     }
 

@@ -62,6 +62,10 @@ pub mod number {
     pub const SCAUSE: u16 = 0x142;
     /// `stval`.
     pub const STVAL: u16 = 0x143;
+    /// `sip`.
+    pub const SIP: u16 = 0x144;
+    /// `stimecmp` (Sstc).
+    pub const STIMECMP: u16 = 0x14d;
     /// `sie`.
     pub const SIE: u16 = 0x104;
     /// `stvec`.

@@ -130,6 +130,7 @@ impl Offer {
     pub fn mode(&self, config: &VmConfig) -> MmuMode {
         config.mmu.unwrap_or(match self.guest {
             GuestMode::Virtual => MmuMode::TwoStage,
+            GuestMode::Supervisor if config.nested => MmuMode::Lazy,
             // What the guest of a snapshot was told has to hold, and Svvptc does not where faults are steered.
             GuestMode::Supervisor if config.restore.is_some() && config.svvptc => MmuMode::Lazy,
             GuestMode::Supervisor if self.denial != Denial::Nobody && config.svadu != Some(true) => MmuMode::Steered,

@@ -21,6 +21,14 @@ pub trait Worlds {
     fn change_world(&mut self, run: &mut VcpuRun);
     /// Makes the hart run the loaded guest's world as [`Nested::world`] says now: its rights have changed, not the world.
     fn set_world(&mut self, run: &VcpuRun);
+    /// Returns whether L2 runs, and its comparator is Gnomon's to watch: where guests run in S mode.
+    fn watches_l2(&self) -> bool;
+    /// Returns L2's comparator, in L2's time, where Gnomon watches that.
+    fn watched_comparator(&self) -> u64;
+    /// Sets it.
+    fn set_watched_comparator(&mut self, at: u64);
+    /// Raises or lowers L2's timer interrupt, where Gnomon watches its comparator.
+    fn set_timer_of_l2(&mut self, high: bool);
     /// Returns L1's interrupts that are pending while L2 runs, whether or not they are enabled, by their bits in `hvip`.
     fn held_interrupts(&self) -> u64;
     /// Returns L2's pending interrupts, while it runs, by their bits in `hip`.

@@ -18,12 +18,12 @@ use mmu::gstage::{AddressSpace, Object, Policy, Prot, Ready, Region, Residence, 
 use mmu::shadow::Lists;
 use rv::{Access, Addr, Fence, FenceScope, Gpa, Level, PAGE_BYTES, Pfn};
 
-/// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables, if it is to have some: they are
+/// Checks what a VM asks for, and says what it may own. Returns the lists of its shadow tables: they are
 /// still to be prepared.
 ///
 /// # Errors
 /// A message, if it asks for what cannot be.
-pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Option<Lists>, String> {
+pub(crate) fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<Vec<Lists>, String> {
     let (config, translation) = (&vm.config, vm.translation);
     // The bundle's promises are checked here, where they are used.
     let bytes = config.memory_bytes;
@@ -55,17 +55,23 @@ pub(crate) enum Unbuilt {
 ///
 /// # Errors
 /// If there is no memory for them now. The same goes on with it when there is.
-pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Lists, env: &mut E) -> Result<bool, AllocError> {
+pub(crate) fn prepare<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut [Lists], env: &mut E) -> Result<bool, AllocError> {
     /// Some 50,000 instructions, more if a cache block cannot be cleared at once.
     const AT_ONCE: u64 = 64;
-    lists.prepare(AT_ONCE, vm.owner(), &g.harts[env.hart()].frames, &mut env.mem())
+    let (frames, mut mem) = (&g.harts[env.hart()].frames, env.mem());
+    for lists in lists {
+        if !lists.prepare(AT_ONCE, vm.owner(), frames, &mut mem)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
-/// Builds a VM's memory and devices, with those lists, if it has some.
+/// Builds a VM's memory and devices, with those lists.
 ///
 /// # Errors
 /// If that cannot be. Nothing has changed then, and the lists are still there if it was for want of frames.
-pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<(), Unbuilt> {
+pub(crate) fn build<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Vec<Lists>, env: &mut E) -> Result<(), Unbuilt> {
     let memory = build_memory(g, vm, lists, env)?;
     {
         // The devices are reset, and locked until the memory is there: otherwise a hart that serves them meanwhile, for
@@ -187,7 +193,7 @@ fn announce(g: &Gnomon, vm: &Vm) {
     g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
 }
 
-fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mut E) -> Result<Memory, Unbuilt> {
+fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Vec<Lists>, env: &mut E) -> Result<Memory, Unbuilt> {
     let (config, translation) = (&vm.config, vm.translation);
     let owner = vm.owner();
     let set = &g.tunables;
@@ -211,7 +217,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Option<Lists>, env: &mu
     let nested = added.and_then(|()| translation.build_nested(vm, lists, frames));
     let built = nested.and_then(|nested| {
         let collapsed = translation.build_collapsed(vm, lists, frames)?;
-        let shadow = translation.build(g, vm, lists.take(), (&mut space, owner, frames), &mut mem)?;
+        let shadow = translation.build(g, vm, lists, (&mut space, owner, frames), &mut mem)?;
         Ok((shadow, nested, collapsed))
     });
     match built {

@@ -126,7 +126,7 @@ fn set_off<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
 /// Begins to start a VM whose vCPUs are all parked, for the first time or over. [`go_on`] does the rest; or ends it.
 fn bring_up<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
     match build::begin(g, vm, env) {
-        Ok(lists) => put_off(g, vm, lists.map_or(Work::Build, Work::Prepare), env),
+        Ok(lists) => put_off(g, vm, Work::Prepare(lists), env),
         Err(message) => fail(g, vm, EndReason::NotStarted { message }, env),
     }
 }
@@ -402,16 +402,15 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
         }
         Work::Prepare(mut lists) => match build::prepare(g, vm, &mut lists, env) {
             Ok(false) => Ok(Some(Work::Prepare(lists))),
-            Ok(true) => do_build(g, vm, Some(lists), env),
+            Ok(true) => do_build(g, vm, lists, env),
             Err(error) => match wait_for_room(g, vm, error, env) {
                 Ok(()) => Ok(Some(Work::Prepare(lists))),
                 Err(why) => {
-                    lists.release(frames);
+                    lists.into_iter().for_each(|lists| lists.release(frames));
                     Err(format!("no memory for its shadow tables: {why}"))
                 }
             },
         },
-        Work::Build => do_build(g, vm, None, env),
         Work::GiveGigapages(left) => {
             let left = if is_to_end(vm) { left.discard(frames) } else { left.go_on(g, vm, env) };
             let left = left.map(Work::GiveGigapages);
@@ -452,7 +451,7 @@ fn do_some<E: Env>(g: &Gnomon, vm: &Arc<Vm>, work: Work, env: &mut E) -> Result<
 const IN_PIECES: &str = "no memory for its tables: what is free is in pieces";
 
 /// Builds a VM's memory, if there is room for it now.
-fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mut E) -> Result<Option<Work>, String> {
+fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Vec<Lists>, env: &mut E) -> Result<Option<Work>, String> {
     let frames = &g.harts[env.hart()].frames;
     let result = build::build(g, vm, &mut lists, env);
     // There are frames, but not side by side as those of a root: there may be where more are free.
@@ -465,7 +464,7 @@ fn do_build<E: Env>(g: &Gnomon, vm: &Arc<Vm>, mut lists: Option<Lists>, env: &mu
         }
         Err(Unbuilt::NoFrame(_)) if is_scattered && !g.pager.aim_higher(frames) => IN_PIECES.into(),
         Err(Unbuilt::NoFrame(error)) => match wait_for_room(g, vm, error, env) {
-            Ok(()) => return Ok(Some(lists.map_or(Work::Build, Work::Prepare))),
+            Ok(()) => return Ok(Some(Work::Prepare(lists))),
             Err(_) if is_scattered => IN_PIECES.into(),
             Err(why) => format!("no memory for its tables: {why}"),
         },

@@ -7,33 +7,41 @@ use crate::memory::shootdown::Tlbs;
 use crate::vm::{Locked, Memory, Unreachable, Vm};
 use mmu::frames::Frames;
 use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
-use mmu::shadow::{Host, Shadow, Shadowed};
-use rv::{Access, Addr, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, PAGE_BYTES};
+use mmu::shadow::{Companion, Host, Shadow, Shadowed};
+use rv::{Access, Addr, Fence, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, PAGE_BYTES, PhysMem};
 
 /// An address space for which a VM's memory may have an engine.
 pub(crate) trait Engine: Shadowed {
-    /// The guest physical memory, and the engine if there is one.
-    fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow<Self>>);
+    /// The guest physical memory, the engine if there is one, and the engine beside it.
+    fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H>;
+}
+
+type Parts<'a, S, M, H> = (&'a mut AddressSpace, Option<&'a mut Shadow<S>>, Option<&'a mut dyn Companion<M, H>>);
+
+fn companion<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
+    engine: Option<&mut Shadow<S>>,
+) -> Option<&mut dyn Companion<M, H>> {
+    engine.map(|engine| engine as &mut dyn Companion<M, H>)
 }
 
 impl Engine for Gva {
     #[inline(always)]
-    fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow>) {
-        (&mut memory.space, memory.shadow.as_mut())
+    fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H> {
+        (&mut memory.space, memory.shadow.as_mut(), companion(memory.collapsed.as_mut()))
     }
 }
 
 impl Engine for L2Gpa {
     #[inline(always)]
-    fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow<L2Gpa>>) {
-        (&mut memory.space, memory.nested.as_mut())
+    fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H> {
+        (&mut memory.space, memory.nested.as_mut(), None)
     }
 }
 
 impl Engine for L2Gva {
     #[inline(always)]
-    fn of(memory: &mut Memory) -> (&mut AddressSpace, Option<&mut Shadow<L2Gva>>) {
-        (&mut memory.space, memory.collapsed.as_mut())
+    fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H> {
+        (&mut memory.space, memory.collapsed.as_mut(), companion(memory.shadow.as_mut()))
     }
 }
 
@@ -47,9 +55,17 @@ pub(crate) fn lend<S: Engine, E: Env, R>(
     env: &mut E,
     to: impl FnOnce(&mut Shadow<S>, &mut Host<'_, E::Mem, Tlbs<'_, E>>) -> R,
 ) -> Option<R> {
-    let (space, Some(engine)) = S::of(guard.as_mut()?) else { return None };
+    let (space, Some(engine), companion) = S::of(guard.as_mut()?) else { return None };
     let mut hw = Tlbs { g, vm, env };
-    let result = engine.alone(mem, |engine, mem| to(engine, &mut Host::new(space, from, mem, &mut hw)));
+    let result = engine.alone(mem, |engine, mem| {
+        let mut host = Host::new(&mut *space, from, mem, &mut hw);
+        if let Some(companion) = companion {
+            host.join(companion);
+        }
+        let result = to(engine, &mut host);
+        host.part();
+        result
+    });
     g.pager.forgo_all(space);
     Some(result)
 }

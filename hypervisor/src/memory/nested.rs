@@ -124,6 +124,7 @@ pub(crate) fn come<E: Env>(run: &mut VcpuRun, env: &E) {
         // Elsewhere L1 did fences that translations here have not seen, those of the world that does not run included.
         nested.views.forget_ids();
         nested.collapsed.iter_mut().for_each(|collapsed| collapsed.views.forget_ids());
+        run.shadow.views.forget_ids();
         run.vmid = IdSlot::new();
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! Gnomon's own edits of guest memory are the same in all modes ([`crate::memory::edits`]).
 
-use crate::device::offer::Offer;
+use crate::device::offer::{GuestMode, Offer};
 use crate::device::uart;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -30,6 +30,7 @@ use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use lane::{BriefCauses, BriefExits};
 use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ad, AddressSpace, Images, Ready};
@@ -58,9 +59,8 @@ impl Translation {
                 ("both an identity map in Sv39 and the G-stage", bits)
             }
         };
-        if config.nested && self != TwoStage {
-            let mode = offer.mode(config);
-            return Err(format!("nested = true needs mmu = two-stage, and so the H extension; it is {mode}"));
+        if config.nested {
+            self.check_nested(config, offer)?;
         }
         let memory = config.memory_bytes;
         if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
@@ -69,7 +69,19 @@ impl Translation {
         Ok(())
     }
 
-    /// Returns the frames that a VM may have for its shadow tables.
+    /// Checks whether this machine can host a hypervisor so.
+    fn check_nested(self, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+        if matches!(self, Shadow(Upkeep::Steered) | Adaptive) {
+            let mode = offer.mode(config);
+            return Err(format!("nested = true needs mmu = two-stage, lazy, unsync or shadow; it is {mode}"));
+        }
+        if offer.guest == GuestMode::Virtual && offer.shows_host_time() {
+            return Err("nested needs harts with the time CSR, whose htimedelta works: leave nested off".into());
+        }
+        Ok(())
+    }
+
+    /// Returns the frames that a VM may have for its shadow tables, those for its own guests included.
     ///
     /// # Errors
     /// A message, if it is given too little for them.
@@ -77,6 +89,7 @@ impl Translation {
         match self {
             TwoStage if config.nested => nested::frames(config),
             TwoStage => Ok(0),
+            Shadow(upkeep) if config.nested => Ok(shadow::frames(upkeep, config)? + nested::frames(config)?),
             Shadow(upkeep) => shadow::frames(upkeep, config),
             Adaptive => shadow::frames(adaptive::UPKEEP, config),
         }
@@ -119,13 +132,11 @@ impl Translation {
         matches!(self, Shadow(_))
     }
 
-    /// Makes the lists for a VM's shadow tables, if it is to have some.
+    /// Makes the lists for a VM's shadow tables: for its own, and for those of its guests.
     #[must_use]
-    pub fn lists(self, config: &VmConfig) -> Option<Lists> {
-        match self {
-            TwoStage => config.nested.then(|| shadow::lists(config)),
-            Shadow(_) | Adaptive => Some(shadow::lists(config)),
-        }
+    pub fn lists(self, config: &VmConfig) -> Vec<Lists> {
+        let count = usize::from(self != TwoStage) + usize::from(config.nested);
+        (0..count).map(|_| shadow::lists(config)).collect()
     }
 
     /// Makes a VM's shadow tables, if it is to have some.
@@ -136,15 +147,16 @@ impl Translation {
         self,
         g: &Gnomon,
         vm: &Vm,
-        lists: Option<Lists>,
+        lists: &mut Vec<Lists>,
         from: (&mut AddressSpace, Owner, &Frames),
         mem: &mut impl PhysMem,
     ) -> Result<Option<mmu::shadow::Shadow>, String> {
-        match (self, lists) {
-            (Shadow(upkeep), Some(lists)) => shadow::build(g, vm, (upkeep, lists), from, mem).map(Some),
-            (Adaptive, Some(lists)) => shadow::build(g, vm, (adaptive::UPKEEP, lists), from, mem).map(Some),
-            _ => Ok(None),
-        }
+        let upkeep = match self {
+            TwoStage => return Ok(None),
+            Shadow(upkeep) => upkeep,
+            Adaptive => adaptive::UPKEEP,
+        };
+        lists.pop().map(|lists| shadow::build(g, vm, (upkeep, lists), from, mem)).transpose()
     }
 
     /// Makes the tables for a VM's own guests, if it may be a hypervisor.
@@ -154,13 +166,11 @@ impl Translation {
     pub fn build_nested(
         self,
         vm: &Vm,
-        lists: &mut Option<Lists>,
+        lists: &mut Vec<Lists>,
         frames: &Frames,
     ) -> Result<Option<mmu::shadow::Shadow<L2Gpa>>, String> {
-        match lists.take_if(|_| vm.config.nested && !vm.collapses() && self == TwoStage) {
-            Some(lists) => nested::build(vm, lists, frames).map(Some),
-            None => Ok(None),
-        }
+        let lists = lists.pop_if(|_| vm.config.nested && !vm.collapses());
+        lists.map(|lists| nested::build(vm, lists, frames)).transpose()
     }
 
     /// Makes the collapsed tables for a VM's own guests, if they are to run by such.
@@ -170,13 +180,11 @@ impl Translation {
     pub fn build_collapsed(
         self,
         vm: &Vm,
-        lists: &mut Option<Lists>,
+        lists: &mut Vec<Lists>,
         frames: &Frames,
     ) -> Result<Option<mmu::shadow::Shadow<L2Gva>>, String> {
-        match lists.take_if(|_| vm.collapses() && self == TwoStage) {
-            Some(lists) => collapsed::build(vm, lists, frames).map(Some),
-            None => Ok(None),
-        }
+        let lists = lists.pop_if(|_| vm.collapses());
+        lists.map(|lists| collapsed::build(vm, lists, frames)).transpose()
     }
 
     /// Returns the counters of a VM's shadow tables, those of earlier lives included; `None` if it has no such
@@ -184,7 +192,8 @@ impl Translation {
     #[must_use]
     pub fn counters(self, vm: &Vm) -> Option<Counters> {
         match self {
-            TwoStage => vm.config.nested.then(|| nested::counters(vm)),
+            _ if vm.config.nested => Some(nested::counters(vm)),
+            TwoStage => None,
             Shadow(_) | Adaptive => Some(shadow::counters(vm)),
         }
     }
@@ -215,6 +224,13 @@ impl Translation {
             Shadow(upkeep) => {
                 if upkeep == Upkeep::Steered {
                     coalescing::begin(g, run, env);
+                }
+                if run.nested.is_some() {
+                    nested::come(run, env);
+                }
+                if run.runs_l2() {
+                    env.load_nested(run);
+                    return Ok(());
                 }
                 shadow::roots::load(g, run, upkeep, env)
             }
@@ -366,7 +382,7 @@ impl Translation {
     /// Remembers the way by which a store of the vCPU's is about to reach the UART.
     pub fn remember_way<E: Env>(self, run: &mut VcpuRun, env: &E) {
         // Behind a G-stage its exits say all that is needed.
-        if run.tables == Tables::Shadow {
+        if run.tables == Tables::Shadow && !run.runs_l2() {
             run.follow_lane();
             shadow::way::remember_way(run, env);
         }
@@ -401,7 +417,11 @@ impl Translation {
             Tables::TwoStage => two_stage::fence(run, fence, env),
             Tables::Shadow => {
                 run.follow_lane();
-                shadow::fence(g, run, fence, env)
+                shadow::fence(g, run, fence, env);
+                if run.runs_l2() {
+                    // The hart has the ASID of its guest's root: by its own ones it finds nothing again.
+                    run.shadow.views.forget_ids();
+                }
             }
         }
     }
@@ -450,6 +470,7 @@ impl Translation {
                 TwoStage if vm.collapses() => reach_in_both::<L2Gva, _>(g, vm, what, ready, env),
                 TwoStage if vm.config.nested => reach_in_both::<L2Gpa, _>(g, vm, what, ready, env),
                 TwoStage => two_stage::reach(g, vm, what, ready, env),
+                // Its engine tells that of its guests.
                 Shadow(_) => shadow::reach(g, vm, what, ready, env),
                 Adaptive => reach_in_both::<Gva, _>(g, vm, what, ready, env),
             };

@@ -23,9 +23,6 @@ pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
         let modes = "use mmu = shadow, unsync, lazy or steered instead";
         return Err(format!("mmu = two-stage needs the H extension, which this machine's harts lack: {modes}"));
     }
-    if config.nested && offer.shows_host_time() {
-        return Err("nested needs harts with the time CSR, whose htimedelta works: leave nested off".into());
-    }
     if offer.svadu(config) && !offer.two_stage_svadu {
         let modes = "use mmu = shadow, unsync or lazy, or leave svadu off";
         return Err(format!(

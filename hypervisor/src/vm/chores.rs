@@ -6,6 +6,7 @@ use crate::vm::Vm;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::iter;
 use core::sync::atomic::AtomicUsize;
 use mmu::frames::{Frames, Run};
@@ -86,9 +87,7 @@ pub enum Work {
     /// Its memory is given back. Then it ends, or starts over.
     GiveBack(Remains),
     /// The lists of its shadow tables are prepared; then its memory is built.
-    Prepare(Lists),
-    /// Its memory is built.
-    Build,
+    Prepare(Vec<Lists>),
     /// The VM is given whole GiB.
     GiveGigapages(Gigapages),
     /// Its device tree is written, with what has been made ready for that. Then it starts.

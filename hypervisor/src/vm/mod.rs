@@ -255,7 +255,8 @@ impl Vm {
     /// Returns whether its own guests run on collapsed tables.
     #[must_use]
     pub fn collapses(&self) -> bool {
-        self.config.nested && self.config.l2 == L2Tables::Collapsed
+        // On shadow tables itself, it has no G-stage that could stand behind its guests'.
+        self.config.nested && (self.config.l2 == L2Tables::Collapsed || self.translation != Translation::TwoStage)
     }
 
     /// Makes a VM that has not started, its vCPUs stopped.

@@ -30,6 +30,18 @@ impl Worlds for Hart {
     fn set_world(&mut self, _: &VcpuRun) {
         unreachable!("{NO_HYPERVISOR}");
     }
+    fn watches_l2(&self) -> bool {
+        false
+    }
+    fn watched_comparator(&self) -> u64 {
+        unreachable!("the hart has L2's comparator")
+    }
+    fn set_watched_comparator(&mut self, _: u64) {
+        unreachable!("the hart has L2's comparator")
+    }
+    fn set_timer_of_l2(&mut self, _: bool) {
+        unreachable!("the hart has L2's comparator")
+    }
     fn held_interrupts(&self) -> u64 {
         0
     }

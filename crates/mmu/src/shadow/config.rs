@@ -3,12 +3,14 @@
 use crate::budget::Budget;
 use crate::frames::Frames;
 use crate::gstage::{AddressSpace, Ready};
+use crate::mapper::Loss;
 use crate::shadow::lane::LaneMemory;
 use crate::shadow::pages::{FRAMES_EACH, Heads, MOST_PAGES};
 use crate::shadow::policy::Policy;
 use crate::shadow::{Shadowed, Upkeep};
 use crate::table::Debt;
 use crate::walk::AdPolicy;
+use core::ops::Range;
 use rv::{Gpa, PAGE_BYTES, Pfn};
 
 /// The configuration of an engine.
@@ -86,6 +88,24 @@ pub struct Host<'a, M, H> {
     pub(super) debt: Debt,
     /// The work that the operation may still do before it leaves the rest for later.
     pub(crate) budget: Budget,
+    /// Another engine on the same memory, if there is one.
+    pub(crate) companion: Option<&'a mut dyn Companion<M, H>>,
+}
+
+/// An engine beside the one that works: both have leaves that lead to the VM's memory. So where the one that works moves guest memory, the
+/// companion forgets it as well.
+pub trait Companion<M, H> {
+    /// Forgets entries that lead to these pages, which are about to have that loss, as far as the budget lets. Returns whether that was all.
+    fn let_go(&mut self, pages: Range<u64>, loss: Loss, host: &mut Host<'_, M, H>) -> bool;
+
+    /// Forgets these pages, which have moved. All harts are about to forget all translations of the VM.
+    fn forget(&mut self, pages: Range<u64>, host: &mut Host<'_, M, H>);
+
+    /// Keeps the lane out.
+    fn close(&mut self, mem: &mut M);
+
+    /// Lets it in.
+    fn open(&mut self, mem: &mut M);
 }
 
 /// The costs of the parts of an operation on shadow tables, in steps.
@@ -133,7 +153,39 @@ impl<'a, M, H> Host<'a, M, H> {
         mem: &'a mut M,
         hw: &'a mut H,
     ) -> Self {
-        Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget::WHOLE }
+        Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget::WHOLE, companion: None }
+    }
+
+    /// Works beside that engine: its lane is kept out until [`Host::part`].
+    #[inline(always)]
+    pub fn join(&mut self, companion: &'a mut dyn Companion<M, H>) {
+        companion.close(self.mem);
+        self.companion = Some(companion);
+    }
+
+    /// Ends the work beside another engine.
+    #[inline(always)]
+    pub fn part(self) {
+        if let Some(companion) = self.companion {
+            companion.open(self.mem);
+        }
+    }
+
+    /// Makes the companion let go of these pages ([`Companion::let_go`]).
+    #[inline(always)]
+    pub(super) fn companion_lets_go(&mut self, pages: &Range<u64>, loss: Loss) -> bool {
+        let Some(companion) = self.companion.take() else { return true };
+        let is_all = companion.let_go(pages.clone(), loss, self);
+        self.companion = Some(companion);
+        is_all
+    }
+
+    /// Makes the companion forget these pages.
+    pub(super) fn companion_forgets(&mut self, pages: Range<u64>) {
+        if let Some(companion) = self.companion.take() {
+            companion.forget(pages, self);
+            self.companion = Some(companion);
+        }
     }
 
     /// Does something within a budget that is for other operations, too, and takes from it what that costs.

@@ -55,7 +55,7 @@ mod views;
 
 pub use crate::budget::Budget;
 pub use api::{GuestFence, Wrote, fence_below, go_by, is_current};
-pub use config::{Config, Counters, Host};
+pub use config::{Companion, Config, Counters, Host};
 pub use engine::Shadow;
 pub use fill::{Answer, Beside, Forget, Loaded};
 pub use gather::Gathered;

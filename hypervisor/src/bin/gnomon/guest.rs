@@ -411,14 +411,7 @@ impl GuestHart {
     /// Sets whether WFI and WRS.NTO of guests trap.
     pub fn set_wfi_trap(&mut self, traps: bool) {
         self.nesting.traps_wfi = traps;
-        // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about.
-        unsafe {
-            match (self.mode, traps) {
-                (GuestMode::Virtual, _) => self.set_traps(),
-                (GuestMode::Supervisor, true) => csr::mstatus::set(status::TW),
-                (GuestMode::Supervisor, false) => csr::mstatus::clear(status::TW),
-            }
-        }
+        self.set_traps();
     }
 
     /// Sets what the guest's `time` is less than the host's; only 0 is possible in S mode.
@@ -451,13 +444,21 @@ impl GuestHart {
     }
 
     /// Sets the loaded guest's own comparator, in guest time. Only with Sstc.
-    pub fn set_comparator(&self, deadline: u64) {
+    pub fn set_comparator(&mut self, deadline: u64) {
+        let is_watched = self.mode == GuestMode::Supervisor && self.runs_l2();
+        if is_watched {
+            self.nesting.comparator = deadline;
+        }
+        let deadline = if is_watched { u64::MAX } else { deadline };
         // SAFETY: the guest's own.
         with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
     }
 
     /// Returns the guest's comparator.
     pub fn comparator(&self) -> u64 {
+        if self.mode == GuestMode::Supervisor && self.runs_l2() {
+            return self.nesting.comparator;
+        }
         with_bank!(self.mode, |bank| bank::stimecmp::read())
     }
 

@@ -6,6 +6,7 @@
 //! | L1 goes on to the next such instruction | `runs::run_on` |
 //! | L1's `sret` enters L2 | `world::enter` |
 //! | L2 traps to Gnomon | [`handle`] |
+//! | L2 executes an instruction that is illegal in S mode | `supervisor::instruction` |
 //! | L2 faults, fences or writes `satp` on collapsed tables | `collapsed::page_fault`, `collapsed::instruction` |
 //! | a trap of L2's is L1's | `world::reflect` |
 //! | L1 calls NACL | `nacl::call` |
@@ -19,12 +20,14 @@ pub(super) mod nacl;
 mod runs;
 mod shared;
 mod state;
+mod supervisor;
 mod world;
 
 pub use fences::fence_all;
 pub use shared::settle;
 pub use world::interrupt;
 
+use crate::device::offer::GuestMode;
 use crate::exit::time;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -95,6 +98,11 @@ fn exit_of_l2<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
 
 /// Handles an exception of L2's.
 fn by_exception<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
+    let exception = match exception {
+        // In S mode itself: its kernel is in VS mode as L1 sees it.
+        Exception::EcallFromS => Exception::EcallFromVs,
+        exception => exception,
+    };
     let counters = run.shared.of_guests();
     let (counter, faulting) = match exception {
         Exception::StoreGuestPage => (&counters.exits_guest_page, Some(Access::Store)),
@@ -115,6 +123,9 @@ fn by_exception<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env
         (Some(access), _) => memory::guest_page_fault(g, run, access, env),
         (None, Exception::VirtualInstruction) => virtual_instruction(g, run, env),
         (None, Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
+        (None, Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
+            supervisor::instruction(g, run, env)
+        }
         (None, _) => world::own_or_reflect(g, run, Reflected::of(exception, &run.context.exit), env),
     }
 }
@@ -133,13 +144,25 @@ fn reads_time<E: Env>(run: &mut VcpuRun, env: &mut E) -> bool {
 
 /// Handles an instruction of L2's that only a hypervisor may execute. It is L1's to handle; but waits may be those that Gnomon makes trap.
 fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
-    let exit = run.context.exit;
-    let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
-    // QEMU does not report WRS.NTO.
-    let insn = if exit.tval == 0 { memory::fetch(run, env).unwrap_or(0) } else { exit.tval };
+    let insn = trapped(run, env);
     if let Some(outcome) = collapsed::instruction(g, run, insn, env) {
         return outcome;
     }
+    waits_or_reflects(g, run, insn, env)
+}
+
+/// Returns L2's instruction that has trapped. QEMU does not report WRS.NTO.
+fn trapped<E: Env>(run: &mut VcpuRun, env: &E) -> u64 {
+    match run.context.exit.tval {
+        0 => memory::fetch(run, env).unwrap_or(0),
+        insn => insn,
+    }
+}
+
+/// Handles a virtual instruction of L2's: a wait that L1 does not make trap is Gnomon's, all others are L1's.
+fn waits_or_reflects<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Outcome {
+    let exit = run.context.exit;
+    let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
     match insn {
         WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
             run.context.skip(4);

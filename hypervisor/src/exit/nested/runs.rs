@@ -8,6 +8,7 @@
 
 use super::instruction::execute;
 use super::state::state;
+use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
@@ -28,7 +29,8 @@ const MOST_TRAPPING: usize = 16;
 /// L2.
 pub(super) fn run_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, was_long: bool, env: &mut E) -> Outcome {
     let bound = g.tunables.get(Id::NestedRun);
-    if bound == 0 {
+    // Without the H extension, the hart has no loads and stores by the guest's tables.
+    if bound == 0 || g.offer.guest == GuestMode::Supervisor {
         return Outcome::Resume;
     }
     let (mut left, mut is_long) = (MOST_PLAIN, was_long);

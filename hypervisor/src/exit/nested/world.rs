@@ -108,18 +108,30 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
 
 /// Lets Gnomon's timer stand in for L1's comparator, which no register of the hart holds while L2 runs, and for the one of L2's that L1 knew
 /// at the entry, if its interrupt is L1's.
-fn watch_timers<E: Env>(run: &mut VcpuRun, env: &mut E) {
+pub(super) fn watch_timers<E: Env>(run: &mut VcpuRun, env: &mut E) {
     let (now, timer) = (env.now(), Interrupt::VsTimer.bit());
     let Nested { csrs, other, kept: (_, l2), .. } = state(run);
     let is_l1s = csrs.henvcfg & envcfg::STCE != 0 && timer & csrs.hie & !csrs.hideleg != 0 && *l2 != u64::MAX;
     let l2 = if is_l1s { l2.wrapping_sub(csrs.htimedelta) } else { u64::MAX };
     let at = other.vstimecmp.min(l2);
     let due = run.vm.host_time(at, now);
-    if due <= now {
-        env.set_timer_interrupt(true);
-        run.deadline = u64::MAX;
-    } else {
-        run.deadline = due;
+    env.set_timer_interrupt(due <= now);
+    run.deadline = if due <= now { u64::MAX } else { due };
+    if env.watches_l2() {
+        watch_l2(run, now, env);
+    }
+}
+
+/// Lets Gnomon's timer stand in for L2's comparator as well, which no register of a hart without the H extension holds.
+fn watch_l2<E: Env>(run: &mut VcpuRun, now: u64, env: &mut E) {
+    let at = env.watched_comparator();
+    let Nested { csrs, kept: (hvip, _), .. } = state(run);
+    let has_comparator = csrs.henvcfg & envcfg::STCE != 0 && at != u64::MAX;
+    let (is_raised, at) = (*hvip & Interrupt::VsTimer.bit() != 0, at.wrapping_sub(csrs.htimedelta));
+    let due = if has_comparator { run.vm.host_time(at, now) } else { u64::MAX };
+    env.set_timer_of_l2(is_raised || due <= now);
+    if due > now {
+        run.deadline = run.deadline.min(due);
     }
 }
 
@@ -188,6 +200,9 @@ pub fn interrupt<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
         Interrupt::VsSoft,
         Interrupt::VsTimer,
     ];
+    if env.watches_l2() {
+        watch_timers(run, env);
+    }
     let Some(nested) = run.nested.as_deref() else { return };
     let time = run.vm.guest_time(env.now());
     let pending = if nested.runs_l2 {

@@ -65,7 +65,8 @@ pub(crate) fn frames(upkeep: Upkeep, config: &VmConfig) -> Result<u64, String> {
 /// Returns the ISA that a VM's harts are told to have.
 pub(crate) fn isa(upkeep: Upkeep, config: &VmConfig, offer: &Offer) -> Isa {
     // Steering relies on the fence after an entry has become valid.
-    offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered).with_svadu(offer.svadu(config))
+    let isa = offer.isa.shadowed(config.svvptc && upkeep != Upkeep::Steered);
+    isa.with_svadu(offer.svadu(config)).with_hypervisor(config.nested)
 }
 
 /// Checks whether a VM can be shadowed with that upkeep.
@@ -131,7 +132,7 @@ pub(crate) fn build(
 pub(crate) fn tear_down<E: Env>(
     g: &Gnomon,
     vm: &Vm,
-    Memory { space, shadow, nested: _, collapsed: _ }: Memory,
+    Memory { space, shadow, nested: _, collapsed }: Memory,
     env: &mut E,
 ) -> Remains {
     let mut past = vm.past.lock();
@@ -139,6 +140,10 @@ pub(crate) fn tear_down<E: Env>(
     if let Some(shadow) = &shadow {
         past.shadow += *shadow.counters();
         past.serials = shadow.next_serial();
+    }
+    if let Some(collapsed) = &collapsed {
+        past.nested += *collapsed.counters();
+        past.serials = past.serials.max(collapsed.next_serial());
     }
     drop(past);
     let shadow = shadow.map(|mut shadow| {
@@ -148,7 +153,8 @@ pub(crate) fn tear_down<E: Env>(
     // TLBs still hold the VM's translations: the fence makes every hart forget them before it enters this VM again, and
     // its roots' ASIDs are never loaded again.
     let space = space.destroy(&mut Tlbs { g, vm, env });
-    Remains::of(space, shadow.into_iter().flat_map(Shadow::destroy))
+    let own = shadow.into_iter().flat_map(Shadow::destroy);
+    Remains::of(space, own.chain(collapsed.into_iter().flat_map(Shadow::destroy)))
 }
 
 /// Returns the counters of the VM's engines.

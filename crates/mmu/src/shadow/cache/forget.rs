@@ -23,7 +23,7 @@ impl<S: Shadowed> Cache<S> {
 
     /// Forgets where the frame is, because the G-stage is about to lead elsewhere, or nowhere. All harts must
     /// forget all of the VM's translations before the frame has another use.
-    fn forget<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
+    pub fn forget<M: PhysMem, H: Fence<Gpa>>(&mut self, gfn: Pfn<Gpa>, host: &mut Host<'_, M, H>) {
         if !self.tables.index.heads.contains(gfn) {
             return;
         }
@@ -162,7 +162,9 @@ impl<S: Shadowed> Cache<S> {
             if pages > 1 {
                 host.budget = Budget::NONE;
             }
-            (0..pages).for_each(|n| self.forget(gfn.align_down(pages).add(n), host));
+            let first = gfn.align_down(pages);
+            (0..pages).for_each(|n| self.forget(first.add(n), host));
+            host.companion_forgets(first.raw()..first.raw() + pages);
         }
         self.spend(stale, publish, host);
     }

@@ -25,6 +25,8 @@ pub(super) struct Nesting {
     pub(super) lines: Lines,
     /// While L2 runs: L1's `hvip`.
     pub(super) held: u64,
+    /// While L2 runs, in S mode: its comparator, which Gnomon watches.
+    pub(super) comparator: u64,
     /// Host time at which the loaded VM's time is 0.
     pub(super) time_zero: u64,
     /// Set if hardware sets A and D for the loaded VM.
@@ -46,7 +48,8 @@ impl Lines {
 impl Nesting {
     /// Returns the nesting of a hart without a guest, whose guests run in that mode.
     pub(super) const fn none(mode: GuestMode) -> Self {
-        Self { world: World::Own, lines: Lines::of(mode), held: 0, time_zero: 0, svadu: false, traps_wfi: false }
+        let (world, lines, comparator) = (World::Own, Lines::of(mode), u64::MAX);
+        Self { world, lines, held: 0, comparator, time_zero: 0, svadu: false, traps_wfi: false }
     }
 
     /// Changes the world. Returns the previous one.

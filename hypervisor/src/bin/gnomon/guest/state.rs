@@ -27,7 +27,7 @@ impl GuestHart {
     ///
     /// # Safety
     /// No guest's CSRs are loaded that have not been saved.
-    pub unsafe fn load_csrs(&self, csrs: &VsCsrs, offer: &Offer) {
+    pub unsafe fn load_csrs(&mut self, csrs: &VsCsrs, offer: &Offer) {
         // SAFETY: the guest's registers have no effect until it is entered, and `scounteren` and
         // `senvcfg` govern U mode, where Gnomon never is.
         unsafe {
@@ -57,7 +57,7 @@ impl GuestHart {
     /// Leaves no guest in the hart: no interrupt of it that would end a wait, and no table that could be
     /// walked ahead of time. An ended VM's tables may be anything by then, and between one VM's `hgatp`
     /// and another's `vsatp` a walk would put one's translations under the other's VMID.
-    pub fn clear_csrs(&self, offer: &Offer) {
+    pub fn clear_csrs(&mut self, offer: &Offer) {
         // SAFETY: the guest's registers, and roots that no one is behind.
         unsafe {
             match self.mode {
@@ -92,10 +92,10 @@ impl GuestHart {
     pub fn save_csrs(&self, csrs: &mut VsCsrs, offer: &Offer) {
         with_bank!(self.mode, |bank| {
             supervisor_csrs!(read! { bank csrs });
-            if offer.timer == GuestTimer::Sstc {
-                csrs.vstimecmp = bank::stimecmp::read();
-            }
         });
+        if offer.timer == GuestTimer::Sstc {
+            csrs.vstimecmp = self.comparator();
+        }
         csrs.hvip = match self.mode {
             GuestMode::Virtual => csr::hvip::read(),
             GuestMode::Supervisor => (csr::mip::read() & S_INTERRUPTS) << 1,

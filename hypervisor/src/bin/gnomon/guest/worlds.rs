@@ -1,13 +1,13 @@
 //! Guests that are hypervisors: what the hart's registers are while such a guest runs, and while its own guest does.
 
 use super::bank::with_bank;
-use super::{GuestHart, VS_INTERRUPTS};
+use super::{GuestHart, S_INTERRUPTS, VS_INTERRUPTS};
 use crate::seat::Seat;
 use hypervisor::device::offer::{GuestMode, GuestTimer, Offer};
 use hypervisor::vm::vcpu::{Nested, VsCsrs, World};
 use metal::{csr, fence};
 use mmu::ids::IdSlot;
-use rv::csr::{COUNTEREN_BASE, envcfg, hstatus, status};
+use rv::csr::{COUNTEREN_BASE, COUNTEREN_TM, envcfg, hstatus, status};
 use rv::{Addr, Gpa, Interrupt, L2Gpa, Vmid};
 
 impl GuestHart {
@@ -23,7 +23,7 @@ impl GuestHart {
         self.save_csrs(&mut now, offer);
         now.vsatp = self.guest_root();
         self.leave_tables();
-        let status = self.status();
+        let status = self.used(now.vsstatus);
         let mut next = core::mem::replace(&mut nested.other, now);
         // Common to both worlds.
         (next.scounteren, next.senvcfg) = (now.scounteren, now.senvcfg);
@@ -50,7 +50,17 @@ impl GuestHart {
     /// Saves what of L1 is in the hart while L2 runs.
     fn save_held(&self, nested: &mut Nested) {
         nested.other.hvip = self.nesting.held;
-        nested.other.vsstatus |= dirtied(self.status(), nested.other.vsstatus);
+        let used = self.used(self.guest_status());
+        nested.other.vsstatus |= dirtied(used, nested.other.vsstatus);
+    }
+
+    /// Returns FS and VS as they tell whether L2, whose `sstatus` that is, has changed the registers. In S mode nothing tells: a kernel may mark
+    /// clean what it has changed.
+    fn used(&self, l2: u64) -> u64 {
+        match self.mode {
+            GuestMode::Virtual => self.status(),
+            GuestMode::Supervisor => l2 | status::FS | status::VS,
+        }
     }
 
     /// Makes the hart ready for the world that a vCPU runs, before its CSRs are loaded.
@@ -61,7 +71,7 @@ impl GuestHart {
 
     /// Lets L2 use floating point and vectors as L1's `sstatus` says, after they have been loaded.
     pub fn limit_extensions(&self) {
-        if let Some(rights) = self.nesting.rights() {
+        if let (GuestMode::Virtual, Some(rights)) = (self.mode, self.nesting.rights()) {
             self.set_extensions(Some(rights.status));
         }
     }
@@ -96,7 +106,23 @@ impl GuestHart {
 
     /// Returns L2's pending interrupts.
     pub fn undelegated_interrupts(&self) -> u64 {
-        csr::hip::read() & VS_INTERRUPTS
+        match self.mode {
+            GuestMode::Virtual => csr::hip::read() & VS_INTERRUPTS,
+            GuestMode::Supervisor => (csr::mip::read() & S_INTERRUPTS) << 1,
+        }
+    }
+
+    /// Raises or lowers L2's timer interrupt, in S mode, while L2 runs.
+    pub fn set_timer_of_l2(&self, high: bool) {
+        let bit = Interrupt::STimer.bit();
+        // SAFETY: an interrupt of the guest's, which Gnomon never takes.
+        unsafe {
+            if high {
+                csr::mip::set(bit);
+            } else {
+                csr::mip::clear(bit);
+            }
+        }
     }
 
     /// Returns whether an interrupt is pending that ends a wait of L2's: one of its own, or one of L1's.
@@ -104,10 +130,10 @@ impl GuestHart {
         self.nesting.rights().is_some_and(|rights| self.nesting.held & rights.wakes != 0)
     }
 
-    /// Runs the loaded guest for that world. VS mode only.
+    /// Runs the loaded guest for that world.
     pub fn set_world(&mut self, world: World) {
         let before = self.nesting.enter(world, self.mode);
-        if self.mode != GuestMode::Virtual || before == world {
+        if before == world {
             return;
         }
         self.delegate();
@@ -120,30 +146,57 @@ impl GuestHart {
             Some(rights) => (rights.hideleg, rights.hcounteren & COUNTEREN_BASE),
             None => (VS_INTERRUPTS, COUNTEREN_BASE),
         };
-        // SAFETY: concerns guests only.
-        unsafe {
-            csr::hideleg::write(hideleg);
-            csr::hie::write(0);
-            csr::hcounteren::write(hcounteren);
+        match self.mode {
+            // SAFETY: concerns guests only.
+            GuestMode::Virtual => unsafe {
+                csr::hideleg::write(hideleg);
+                csr::hie::write(0);
+                csr::hcounteren::write(hcounteren);
+            },
+            GuestMode::Supervisor => {
+                // S mode has no `htimedelta`: Gnomon reads L2's time.
+                let time = if rights.is_some_and(|rights| rights.htimedelta != 0) { COUNTEREN_TM } else { 0 };
+                // SAFETY: the guest's interrupts and counters. Those that are not its own stay disabled.
+                unsafe {
+                    csr::mie::clear(S_INTERRUPTS);
+                    csr::mideleg::write(hideleg >> 1 & S_INTERRUPTS);
+                    csr::mcounteren::write(hcounteren & !time);
+                }
+            }
         }
         self.set_environment();
-        self.set_time();
-        self.set_extensions(rights.map(|rights| rights.status));
+        if self.mode == GuestMode::Virtual {
+            self.set_time();
+            self.set_extensions(rights.map(|rights| rights.status));
+        }
     }
 
     /// Makes instructions trap as the world, and Gnomon, want it.
     pub(super) fn set_traps(&self) {
         const TRAPS: u64 = hstatus::VTW | hstatus::VTSR;
-        let vtvm = if self.traps_translation { hstatus::VTVM } else { 0 };
-        let traps = self.nesting.traps() | vtvm;
-        // SAFETY: concerns guests only.
-        unsafe {
-            csr::hstatus::clear((TRAPS | hstatus::VTVM) & !traps);
-            csr::hstatus::set(traps);
+        let traps = self.nesting.traps();
+        match self.mode {
+            GuestMode::Virtual => {
+                let traps = traps | if self.traps_translation { hstatus::VTVM } else { 0 };
+                // SAFETY: concerns guests only.
+                unsafe {
+                    csr::hstatus::clear((TRAPS | hstatus::VTVM) & !traps);
+                    csr::hstatus::set(traps);
+                }
+            }
+            GuestMode::Supervisor => {
+                let tw = if traps & hstatus::VTW != 0 { status::TW } else { 0 };
+                let tsr = if traps & hstatus::VTSR != 0 { status::TSR } else { 0 };
+                // SAFETY: concerns guests only: Gnomon's own mode is above those that the bits are about. TVM is set since the start.
+                unsafe {
+                    csr::mstatus::clear((status::TW | status::TSR) & !(tw | tsr));
+                    csr::mstatus::set(tw | tsr);
+                }
+            }
         }
     }
 
-    /// Writes `henvcfg`.
+    /// Writes `henvcfg`; in S mode `menvcfg`.
     pub(super) fn set_environment(&self) {
         let most = self.henvcfg | if self.nesting.svadu { envcfg::ADUE } else { 0 };
         let value = match self.nesting.rights() {
@@ -151,7 +204,15 @@ impl GuestHart {
             None => most,
         };
         // SAFETY: concerns guests only.
-        unsafe { csr::henvcfg::write(value) };
+        unsafe {
+            match self.mode {
+                GuestMode::Virtual => csr::henvcfg::write(value),
+                GuestMode::Supervisor if !self.has_envcfg => {}
+                // Its comparator would go by the host's time: Gnomon watches L2's.
+                GuestMode::Supervisor if self.runs_l2() => csr::menvcfg::write(value & !envcfg::STCE),
+                GuestMode::Supervisor => csr::menvcfg::write(value),
+            }
+        }
     }
 
     /// Writes `htimedelta`.

@@ -1,9 +1,10 @@
 //! [`Worlds`] made of instructions: L1 and L2 by turns.
 
 use super::Hart;
+use hypervisor::device::offer::{GuestMode, GuestTimer};
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
-use hypervisor::vm::vcpu::{Nested, VcpuRun};
+use hypervisor::vm::vcpu::{Nested, Tables, VcpuRun};
 use mmu::ids::IdSlot;
 use rv::{Addr, L2Gpa};
 
@@ -45,21 +46,48 @@ impl Worlds for Hart {
     }
 
     fn change_world(&mut self, run: &mut VcpuRun) {
+        let shadows = run.tables == Tables::Shadow;
+        if shadows {
+            run.follow_lane();
+        }
         let own = run.bank.csrs.vsatp;
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         run.bank.csrs.vsatp = self.guest.change_world(nested, &self.g.offer);
-        if nested.runs_l2 {
-            self.load_nested(run);
-            // Exits of L2 are none that may be brief.
-            self.is_plain = false;
-        } else {
-            if nested.collapsed.is_some() {
-                // The hart's register was Gnomon's.
-                nested.other.vsatp = own;
-            }
-            let Some(table) = run.g_root else { unreachable!("L1 has been on this hart") };
-            self.load_two_stage(run, table);
+        if if nested.runs_l2 { shadows } else { nested.collapsed.is_some() } {
+            // The hart's register was Gnomon's.
+            nested.other.vsatp = own;
         }
+        if nested.runs_l2 {
+            // Exits of L2 are none that may be brief, nor the lane's.
+            run.context.lane.turn_off();
+            self.is_plain = false;
+            return self.load_nested(run);
+        }
+        if shadows {
+            let translation = run.vm.translation;
+            if translation.load(self.g, run, self).is_err() {
+                unreachable!("L1 has a root since it was first on a hart");
+            }
+            return;
+        }
+        let Some(table) = run.g_root else { unreachable!("L1 has been on this hart") };
+        self.load_two_stage(run, table);
+    }
+
+    fn watches_l2(&self) -> bool {
+        self.g.offer.guest == GuestMode::Supervisor && self.g.offer.timer == GuestTimer::Sstc && self.guest.runs_l2()
+    }
+
+    fn watched_comparator(&self) -> u64 {
+        self.guest.comparator()
+    }
+
+    fn set_watched_comparator(&mut self, at: u64) {
+        self.guest.set_comparator(at);
+    }
+
+    fn set_timer_of_l2(&mut self, high: bool) {
+        self.guest.set_timer_of_l2(high);
     }
 
     fn set_world(&mut self, run: &VcpuRun) {
