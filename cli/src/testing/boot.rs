@@ -308,14 +308,17 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     spec.roots = provided.roots.clone();
     let prepare = |spec: &RunSpec| run::prepare(spec, Some(hypervisor(programs)?));
     let inner = match test.l1 {
-        Some(L1::Gnomon) => Some(prepare(&RunSpec { seat: Seat::Payload, ..spec.clone() })?),
+        Some(L1::Gnomon) => {
+            // To it, its harts have the H extension, whatever the machine's have.
+            Some(prepare(&RunSpec { seat: Seat::Payload, h: HExtension::Present, ..spec.clone() })?)
+        }
         Some(L1::Kvm | L1::KvmOfGuests) | None => None,
     };
     if let Some(inner) = &inner {
         let vm = run::nested(&inner.machine).ok_or_else(|| miette!("the machine has no Gnomon"))?;
         let VmFile { memory, kernel, initrd, nested, .. } = vm;
         let name = case.vms().into_iter().next();
-        let outer = vm_file(case, None, Some(MmuMode::TwoStage));
+        let outer = vm_file(case, None, None);
         spec.files = vec![VmFile { name, memory, kernel, initrd, nested, ..outer }];
         spec.exec = None;
     }
