@@ -4,6 +4,7 @@
 //! guests are told has to be what the oracle says.
 
 use crate::shadow_composed::harts::{AllHarts, Bus, Hart, Mem, Refusal};
+use crate::shadow_composed::own::Own;
 use lane::FenceLog;
 use mmu::shadow::{Answer, Config, Forget, GuestFence, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
 use mmu::walk::AdPolicy;
@@ -20,6 +21,7 @@ use std::panic::catch_unwind;
 
 mod audit;
 mod harts;
+mod own;
 mod tables;
 
 const RAM: Pfn<Gpa> = Pfn::new(0x8_0000);
@@ -92,6 +94,8 @@ struct Rig {
     frames: Frames,
     space: AddressSpace,
     shadow: Option<Shadow<L2Gva>>,
+    /// L1's own shadow tables, if it is on such.
+    own: Option<Own>,
     vcpus: Vec<Vcpu>,
     /// The values that words of tables had, by address: since when each.
     history: BTreeMap<u64, Vec<(Time, u64)>>,
@@ -112,16 +116,24 @@ macro_rules! host {
         let (below, vs_ad) = ($rig.below($n), $rig.vs_ad);
         let $shadow = $rig.shadow.as_mut().expect("until the end");
         with_ready(&$rig.frames, &mut mem, |ready, mem| {
-            let $host = &mut Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
+            let mut host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
+            if let Some(own) = &mut $rig.own {
+                host.join(&mut own.engine);
+            }
             mmu::shadow::go_by($shadow, below, vs_ad);
-            $act
+            let result = {
+                let $host = &mut host;
+                $act
+            };
+            host.part();
+            result
         })
         .expect("frames")
     }};
 }
 
 impl Rig {
-    fn new(seed: u64, sabotage: Option<Sabotage>) -> Self {
+    fn new(seed: u64, sabotage: Option<Sabotage>, is_shadowed: bool) -> Self {
         let bus = Bus(RefCell::new(harts::Hardware::new(seed)));
         let mut machine = Machine::with_ram(HOST, 4096);
         machine.add(IMAGE, 512);
@@ -170,6 +182,7 @@ impl Rig {
             frames,
             space,
             shadow: Some(shadow),
+            own: None,
             vcpus,
             history: BTreeMap::new(),
             clock: 1,
@@ -179,6 +192,9 @@ impl Rig {
             tally: [0; 4],
             below: [0; 2],
         };
+        if is_shadowed {
+            rig.shadow_own(sabotage);
+        }
         rig.build();
         (0..count).for_each(|n| rig.load(n));
         rig
@@ -202,7 +218,11 @@ impl Rig {
 
     /// Stores a word of the guests', wherever it is.
     fn poke(&mut self, gpa: Addr<Gpa>, value: u64) {
-        let hpa = host!(self, 0, |shadow, host| shadow.resolve(gpa, Access::Store, host));
+        let hpa = if self.own.is_some() && self.pick(2) == 0 {
+            self.resolve_own(gpa, Access::Store)
+        } else {
+            host!(self, 0, |shadow, host| shadow.resolve(gpa, Access::Store, host))
+        };
         Mem(&self.bus).write_u64(hpa.expect("RAM"), value);
     }
 
@@ -387,14 +407,17 @@ impl Rig {
         }
         let span = Span { start: RAM.add(page), pages: 1 + self.pick(4) };
         let (mut mem, mut hw) = (Mem(&self.bus), AllHarts(&self.bus));
-        let shadow = self.shadow.as_mut();
+        let (shadow, collapsed) = (self.own.as_mut().map(|own| &mut own.engine), self.shadow.as_mut());
         let mut ready = mmu::Ready::Nothing;
         let host = &mut Host::new(&mut self.space, (&self.frames, &mut ready), &mut mem, &mut hw).within(AMPLE);
-        let _ = Edits { shadow, nested: None, collapsed: None, host }.give_back(&[span]);
+        let _ = Edits { shadow, nested: None, collapsed, host }.give_back(&[span]);
     }
 
     fn step(&mut self) {
         let n = self.pick(self.vcpus.len() as u64) as usize;
+        if self.own.is_some() && self.pick(3) == 0 {
+            self.access_own();
+        }
         match self.pick(32) {
             0..=13 => {
                 let (gva, request) = (self.address(n), self.request());
@@ -414,6 +437,7 @@ impl Rig {
             self.shadow.as_ref().expect("until the end").audit(&self.bus.0.borrow().machine);
         }
         (0..self.vcpus.len()).filter(|hart| *hart == n || self.pick(4) == 0).for_each(|hart| self.audit(hart));
+        self.audit_own();
     }
 
     fn finish(mut self) -> ([u64; 4], [u64; 2], mmu::shadow::Counters) {
@@ -424,6 +448,9 @@ impl Rig {
         assert_eq!(shadow.pages_in_use(), 0, "HELD");
         let counters = *shadow.counters();
         shadow.destroy().for_each(|run| self.frames.free(run));
+        if let Some(own) = self.own.take() {
+            own.finish(&self.frames);
+        }
         (self.tally, self.below, counters)
     }
 }
@@ -455,8 +482,12 @@ impl Words for Overlay<'_> {
 /// Steps in the life of one VM.
 const STEPS: u64 = 400;
 
-fn run(seed: u64, sabotage: Option<Sabotage>) -> ([u64; 4], [u64; 2], mmu::shadow::Counters) {
-    let mut rig = Rig::new(seed, sabotage);
+fn run(
+    seed: u64,
+    sabotage: Option<Sabotage>,
+    is_shadowed: bool,
+) -> ([u64; 4], [u64; 2], mmu::shadow::Counters) {
+    let mut rig = Rig::new(seed, sabotage, is_shadowed);
     (0..STEPS).for_each(|_| rig.step());
     rig.finish()
 }
@@ -466,7 +497,8 @@ fn lives() {
     let lives = std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(40_000) / STEPS;
     let (mut tally, mut below, mut counters) = ([0; 4], [0; 2], mmu::shadow::Counters::default());
     for seed in 0..lives {
-        let life = catch_unwind(|| run(seed, None)).unwrap_or_else(|_| panic!("seed {seed}"));
+        // In some, L1 is on shadow tables itself.
+        let life = catch_unwind(|| run(seed, None, seed % 3 == 2)).unwrap_or_else(|_| panic!("seed {seed}"));
         tally.iter_mut().zip(life.0).for_each(|(sum, n)| *sum += n);
         below.iter_mut().zip(life.1).for_each(|(sum, n)| *sum += n);
         counters += life.2;
@@ -477,7 +509,8 @@ fn lives() {
 }
 
 /// Each fault that is planted, and the checks that may find it.
-const MUTANTS: [(Sabotage, &[&str]); 11] = [
+const MUTANTS: [(Sabotage, &[&str]); 12] = [
+    (Sabotage::ForgetsCompanion, &["OWNERSHIP", "TLB-LIKE", "BESIDE"]),
     (Sabotage::ForgetsBelow, &["TLB-LIKE"]),
     (Sabotage::ForgetsUses, &["TLB-LIKE"]),
     (Sabotage::KeepsMovedRoots, &["TLB-LIKE"]),
@@ -504,7 +537,7 @@ fn every_mutant_is_caught() {
             _ => 0,
         };
         let caught = core::iter::once(named).chain(0..1000).find_map(|seed| {
-            let failed = catch_unwind(|| run(seed, Some(mutant))).err()?;
+            let failed = catch_unwind(|| run(seed, Some(mutant), mutant == Sabotage::ForgetsCompanion)).err()?;
             let text = failed.downcast_ref::<String>().cloned();
             text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).map(|text| (seed, text))
         });

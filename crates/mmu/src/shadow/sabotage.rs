@@ -12,6 +12,8 @@ pub enum Sabotage {
     ForgetsLog,
     /// A root that the vCPU comes back to does not catch up.
     ForgetsToCatchUp,
+    /// An engine beside another does not hear of pages that move.
+    ForgetsCompanion,
     /// Fences of the stage below do nothing.
     ForgetsBelow,
     /// A root whose table the stage below maps elsewhere stays.

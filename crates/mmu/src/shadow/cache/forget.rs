@@ -164,7 +164,9 @@ impl<S: Shadowed> Cache<S> {
             }
             let first = gfn.align_down(pages);
             (0..pages).for_each(|n| self.forget(first.add(n), host));
-            host.companion_forgets(first.raw()..first.raw() + pages);
+            if !self.tables.rules.is_sabotaged(Sabotage::ForgetsCompanion) {
+                host.companion_forgets(first.raw()..first.raw() + pages);
+            }
         }
         self.spend(stale, publish, host);
     }

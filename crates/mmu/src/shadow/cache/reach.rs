@@ -3,7 +3,7 @@
 use crate::gstage::{ResolveError, Resolved, Translation, Unresolved};
 use crate::mapper::Loss;
 use crate::shadow::cache::Cache;
-use crate::shadow::{Host, Shadowed};
+use crate::shadow::{Host, Sabotage, Shadowed};
 use rv::{Access, Addr, Fence, Gpa, Pfn, PhysMem, PteFlags};
 
 /// The reason why guest memory cannot be used.
@@ -46,7 +46,8 @@ impl<S: Shadowed> Cache<S> {
             // To copy 2 MiB takes as much as what half of a budget is for, and more: nothing is filled after it.
             let half = host.budget.half();
             let all_let_go = moved.clone().all(|page| self.forget_all_ahead(Pfn::new(page), host))
-                && host.companion_lets_go(&moved, Loss::Access)
+                && (self.tables.rules.is_sabotaged(Sabotage::ForgetsCompanion)
+                    || host.companion_lets_go(&moved, Loss::Access))
                 && host.space.let_go(&moved, Loss::Access, &mut host.budget, host.mem);
             if !all_let_go || host.budget < half {
                 return Err(Missing::Later);
