@@ -90,12 +90,12 @@ pub struct RunArgs {
     /// harts that do it and without --swap. Without it they can be restored in any mode (see docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
     svadu: Option<Switch>,
-    /// Give guests the H extension, so that they may be hypervisors, such as KVM (see docs/nested.md). Needs harts with the H
-    /// extension and --mmu two-stage
+    /// Give guests the H extension, so that they may be hypervisors, such as KVM (see docs/nested.md), whether or not the harts have it.
+    /// Not with --mmu steered and adaptive
     #[arg(long)]
     nested: bool,
-    /// The tables by which guests of guests run: two stages, or shadow tables that lead from their virtual addresses to the host's at once.
-    /// With --nested
+    /// The tables by which guests of guests run: two stages, or shadow tables that lead from their virtual addresses to the host's at once,
+    /// which are the only ones but with --mmu two-stage. With --nested
     #[arg(long, value_name = "nested|collapsed", value_parser = l2_tables, requires = "nested")]
     l2: Option<L2Tables>,
     /// Allow mappings of guest memory by 2 MiB superpages

@@ -26,7 +26,7 @@ use crate::machine::swap::SwapSpec;
 use crate::run::console::{ExecDemux, ExecEvent, PanicWatch};
 use crate::run::{self, RunSpec};
 use crate::subject::bare::BareSpec;
-use crate::subject::kvm::{KvmKernel, KvmGuest, KvmHost, Thp};
+use crate::subject::kvm::{KvmGuest, KvmHost, KvmKernel, Thp};
 use crate::subject::variant::Variant;
 use crate::subject::workload::{HugePages, Scale};
 use crate::system;

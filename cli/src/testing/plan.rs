@@ -381,7 +381,9 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         }
         () if is_elsewhere && has_counters => Err("counters are Gnomon's alone"),
         () if is_elsewhere && test.expect.end == End::Killed => Err("Gnomon alone stops a guest"),
-        () if test.l1.is_some() && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
+        () if test.l1.is_some()
+            && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) =>
+        {
             Err("`l1` is for one VM, on Gnomon")
         }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {

@@ -6,7 +6,9 @@
 use crate::shadow_composed::harts::{AllHarts, Bus, Hart, Mem, Refusal};
 use crate::shadow_composed::own::Own;
 use lane::FenceLog;
-use mmu::shadow::{Answer, Config, Forget, GuestFence, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{
+    Answer, Config, Forget, GuestFence, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views, companion,
+};
 use mmu::walk::AdPolicy;
 use mmu::{
     Ad, AddressSpace, Edits, Frames, Images, Object, Owner, Policy, Prot, Region, Residence, Span, Superpages,
@@ -118,7 +120,7 @@ macro_rules! host {
         with_ready(&$rig.frames, &mut mem, |ready, mem| {
             let mut host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
             if let Some(own) = &mut $rig.own {
-                host.join(&mut own.engine);
+                host.join(companion(&mut own.engine));
             }
             mmu::shadow::go_by($shadow, below, vs_ad);
             let result = {
@@ -482,11 +484,7 @@ impl Words for Overlay<'_> {
 /// Steps in the life of one VM.
 const STEPS: u64 = 400;
 
-fn run(
-    seed: u64,
-    sabotage: Option<Sabotage>,
-    is_shadowed: bool,
-) -> ([u64; 4], [u64; 2], mmu::shadow::Counters) {
+fn run(seed: u64, sabotage: Option<Sabotage>, is_shadowed: bool) -> ([u64; 4], [u64; 2], mmu::shadow::Counters) {
     let mut rig = Rig::new(seed, sabotage, is_shadowed);
     (0..STEPS).for_each(|_| rig.step());
     rig.finish()

@@ -190,7 +190,8 @@ fn announce(g: &Gnomon, vm: &Vm) {
         (None, GuestMode::Virtual) => ", the default with the H extension",
         (None, GuestMode::Supervisor) => ", the default without the H extension",
     };
-    g.console.say(&format!("{}: mmu = {mode}{who}", vm.config.name));
+    let guests = if vm.collapses() { "; its guests run on collapsed tables" } else { "" };
+    g.console.say(&format!("{}: mmu = {mode}{who}{guests}", vm.config.name));
 }
 
 fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Vec<Lists>, env: &mut E) -> Result<Memory, Unbuilt> {

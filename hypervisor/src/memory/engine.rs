@@ -7,7 +7,7 @@ use crate::memory::shootdown::Tlbs;
 use crate::vm::{Locked, Memory, Unreachable, Vm};
 use mmu::frames::Frames;
 use mmu::gstage::{AddressSpace, Ready, Unresolved, in_portions};
-use mmu::shadow::{Companion, Host, Shadow, Shadowed};
+use mmu::shadow::{Companion, Host, Shadow, Shadowed, companion};
 use rv::{Access, Addr, Fence, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, PAGE_BYTES, PhysMem};
 
 /// An address space for which a VM's memory may have an engine.
@@ -18,16 +18,10 @@ pub(crate) trait Engine: Shadowed {
 
 type Parts<'a, S, M, H> = (&'a mut AddressSpace, Option<&'a mut Shadow<S>>, Option<&'a mut dyn Companion<M, H>>);
 
-fn companion<S: Shadowed, M: PhysMem, H: Fence<Gpa>>(
-    engine: Option<&mut Shadow<S>>,
-) -> Option<&mut dyn Companion<M, H>> {
-    engine.map(|engine| engine as &mut dyn Companion<M, H>)
-}
-
 impl Engine for Gva {
     #[inline(always)]
     fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H> {
-        (&mut memory.space, memory.shadow.as_mut(), companion(memory.collapsed.as_mut()))
+        (&mut memory.space, memory.shadow.as_mut(), memory.collapsed.as_mut().map(companion))
     }
 }
 
@@ -41,7 +35,7 @@ impl Engine for L2Gpa {
 impl Engine for L2Gva {
     #[inline(always)]
     fn of<M: PhysMem, H: Fence<Gpa>>(memory: &mut Memory) -> Parts<'_, Self, M, H> {
-        (&mut memory.space, memory.collapsed.as_mut(), companion(memory.shadow.as_mut()))
+        (&mut memory.space, memory.collapsed.as_mut(), memory.shadow.as_mut().map(companion))
     }
 }
 

@@ -96,16 +96,11 @@ pub struct Host<'a, M, H> {
 /// companion forgets it as well.
 pub trait Companion<M, H> {
     /// Forgets entries that lead to these pages, which are about to have that loss, as far as the budget lets. Returns whether that was all.
-    fn let_go(&mut self, pages: Range<u64>, loss: Loss, host: &mut Host<'_, M, H>) -> bool;
+    /// Without a loss they have moved: all entries go, and all harts are about to forget all translations of the VM.
+    fn let_go(&mut self, pages: Range<u64>, loss: Option<Loss>, host: &mut Host<'_, M, H>) -> bool;
 
-    /// Forgets these pages, which have moved. All harts are about to forget all translations of the VM.
-    fn forget(&mut self, pages: Range<u64>, host: &mut Host<'_, M, H>);
-
-    /// Keeps the lane out.
-    fn close(&mut self, mem: &mut M);
-
-    /// Lets it in.
-    fn open(&mut self, mem: &mut M);
+    /// Keeps the lane out, or lets it in again.
+    fn keep_lane_out(&mut self, keeps: bool, mem: &mut M);
 }
 
 /// The costs of the parts of an operation on shadow tables, in steps.
@@ -159,7 +154,7 @@ impl<'a, M, H> Host<'a, M, H> {
     /// Works beside that engine: its lane is kept out until [`Host::part`].
     #[inline(always)]
     pub fn join(&mut self, companion: &'a mut dyn Companion<M, H>) {
-        companion.close(self.mem);
+        companion.keep_lane_out(true, self.mem);
         self.companion = Some(companion);
     }
 
@@ -167,25 +162,17 @@ impl<'a, M, H> Host<'a, M, H> {
     #[inline(always)]
     pub fn part(self) {
         if let Some(companion) = self.companion {
-            companion.open(self.mem);
+            companion.keep_lane_out(false, self.mem);
         }
     }
 
     /// Makes the companion let go of these pages ([`Companion::let_go`]).
     #[inline(always)]
-    pub(super) fn companion_lets_go(&mut self, pages: &Range<u64>, loss: Loss) -> bool {
+    pub(super) fn companion_lets_go(&mut self, pages: Range<u64>, loss: Option<Loss>) -> bool {
         let Some(companion) = self.companion.take() else { return true };
-        let is_all = companion.let_go(pages.clone(), loss, self);
+        let is_all = companion.let_go(pages, loss, self);
         self.companion = Some(companion);
         is_all
-    }
-
-    /// Makes the companion forget these pages.
-    pub(super) fn companion_forgets(&mut self, pages: Range<u64>) {
-        if let Some(companion) = self.companion.take() {
-            companion.forget(pages, self);
-            self.companion = Some(companion);
-        }
     }
 
     /// Does something within a budget that is for other operations, too, and takes from it what that costs.

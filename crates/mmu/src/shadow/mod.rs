@@ -54,7 +54,7 @@ mod sync;
 mod views;
 
 pub use crate::budget::Budget;
-pub use api::{GuestFence, Wrote, fence_below, go_by, is_current};
+pub use api::{GuestFence, Wrote, companion, fence_below, go_by, is_current};
 pub use config::{Companion, Config, Counters, Host};
 pub use engine::Shadow;
 pub use fill::{Answer, Beside, Forget, Loaded};

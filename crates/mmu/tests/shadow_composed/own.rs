@@ -3,7 +3,7 @@
 use super::harts::{AllHarts, Mem};
 use super::{AMPLE, L2, L2_PAGES, PAGES, RAM, Rig, VM};
 use lane::FenceLog;
-use mmu::shadow::{Answer, Config, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views};
+use mmu::shadow::{Answer, Config, Host, Lists, Paging, Root, Sabotage, Shadow, Upkeep, Views, companion};
 use mmu::walk::{AdPolicy, Ram, walk};
 use mmu::{Frames, with_ready};
 use rv::{Access, Addr, Asid, Caps, Gpa, Gva, Hpa, Request};
@@ -23,7 +23,7 @@ macro_rules! own {
         with_ready(&$rig.frames, &mut mem, |ready, mem| {
             let mut host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within(AMPLE);
             if let Some(shadow) = &mut $rig.shadow {
-                host.join(shadow);
+                host.join(companion(shadow));
             }
             let result = {
                 let $host = &mut host;
@@ -51,9 +51,8 @@ impl Rig {
         self.own = Some(Own { engine, root: None, views: Views::new(8, 0), log: FenceLog::new(9) });
         for _ in 0..1000 {
             let what = (Paging::Bare, Asid(0));
-            let loaded = own!(self, |own, host| {
-                own.engine.attach(&mut own.root, what, &mut own.views, &own.log, host)
-            });
+            let loaded =
+                own!(self, |own, host| { own.engine.attach(&mut own.root, what, &mut own.views, &own.log, host) });
             if loaded.is_some() {
                 return;
             }
@@ -101,9 +100,7 @@ impl Rig {
             let there = self.space.translate(gpa, &self.bus.0.borrow().machine);
             for access in [Access::Load, Access::Store] {
                 let found = self.reaches(Addr::new(gpa.raw()), &Request::supervisor(access));
-                let allowed = there.filter(|there| {
-                    access == Access::Load || there.flags.contains(rv::PteFlags::W)
-                });
+                let allowed = there.filter(|there| access == Access::Load || there.flags.contains(rv::PteFlags::W));
                 assert!(
                     found.is_none() || found == allowed.map(|there| there.hpa),
                     "BESIDE: {access:?} of {gpa:?} arrives at {found:?}, and {there:?} is there"

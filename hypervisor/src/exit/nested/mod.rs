@@ -14,6 +14,7 @@
 
 mod collapsed;
 mod fences;
+mod insn;
 mod instruction;
 mod memory;
 pub(super) mod nacl;
@@ -33,11 +34,11 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
-use rv::csr::{COUNTEREN_TM, hstatus};
-use rv::system::{System, WFI, WRS_NTO};
+use rv::csr::COUNTEREN_TM;
+use rv::system::System;
 use rv::{Access, Cause, Exception, Interrupt, Mode};
 use state::state;
-use world::{Reflected, reflect};
+use world::Reflected;
 
 /// Handles an instruction of L1's, from that mode, which trapped because it concerns the H extension. `None` if it is illegal there.
 pub(super) fn instruction<E: Env>(
@@ -121,7 +122,7 @@ fn by_exception<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env
             collapsed::page_fault(g, run, access, env)
         }
         (Some(access), _) => memory::guest_page_fault(g, run, access, env),
-        (None, Exception::VirtualInstruction) => virtual_instruction(g, run, env),
+        (None, Exception::VirtualInstruction) => insn::virtual_instruction(g, run, env),
         (None, Exception::IllegalInstruction) if reads_time(run, env) => Outcome::Resume,
         (None, Exception::IllegalInstruction) if g.offer.guest == GuestMode::Supervisor => {
             supervisor::instruction(g, run, env)
@@ -140,40 +141,4 @@ fn reads_time<E: Env>(run: &mut VcpuRun, env: &mut E) -> bool {
     let time = run.context.x[usize::from(rd)].wrapping_add(delta);
     run.context.set(rd, time);
     true
-}
-
-/// Handles an instruction of L2's that only a hypervisor may execute. It is L1's to handle; but waits may be those that Gnomon makes trap.
-fn virtual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
-    let insn = trapped(run, env);
-    if let Some(outcome) = collapsed::instruction(g, run, insn, env) {
-        return outcome;
-    }
-    waits_or_reflects(g, run, insn, env)
-}
-
-/// Returns L2's instruction that has trapped. QEMU does not report WRS.NTO.
-fn trapped<E: Env>(run: &mut VcpuRun, env: &E) -> u64 {
-    match run.context.exit.tval {
-        0 => memory::fetch(run, env).unwrap_or(0),
-        insn => insn,
-    }
-}
-
-/// Handles a virtual instruction of L2's: a wait that L1 does not make trap is Gnomon's, all others are L1's.
-fn waits_or_reflects<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env: &mut E) -> Outcome {
-    let exit = run.context.exit;
-    let traps_waits = state(run).csrs.hstatus & hstatus::VTW != 0;
-    match insn {
-        WFI if !traps_waits && env.privilege() == Mode::Supervisor => {
-            run.context.skip(4);
-            run.shared.counters.wfis.bump();
-            Outcome::Wait
-        }
-        WRS_NTO if !traps_waits => {
-            run.context.skip(4);
-            run.shared.counters.wrs_ntos.bump();
-            Outcome::Yield
-        }
-        _ => reflect(g, run, Reflected::of(Exception::VirtualInstruction, &exit), env),
-    }
 }

@@ -1,9 +1,10 @@
 //! L2's instructions on harts without the H extension, where L2 runs in S mode itself: what such a hart calls illegal may be a virtual instruction to
 //! L1, or legal (privileged spec, table "Virtual-instruction exceptions").
 
+use super::collapsed;
+use super::insn::{trapped, waits_or_reflects};
 use super::state::{limits, state};
 use super::world::{Reflected, own_or_reflect, watch_timers};
-use super::{collapsed, trapped, waits_or_reflects};
 use crate::device::offer::GuestTimer;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

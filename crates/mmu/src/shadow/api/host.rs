@@ -4,38 +4,11 @@ use crate::frames::{Ahead, Frames};
 use crate::gstage::Publish;
 use crate::mapper::Loss;
 use crate::shadow::pages::Stay;
-use crate::shadow::{Companion, Gathered, Host, Root, Shadow, Shadowed};
+use crate::shadow::{Gathered, Host, Root, Shadow, Shadowed};
 use crate::stale::Stale;
-use crate::table::Debt;
 use alloc::boxed::Box;
 use core::ops::Range;
 use rv::{Fence, Gpa, Pfn, PhysMem};
-
-impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Companion<M, H> for Shadow<S> {
-    fn let_go(&mut self, pages: Range<u64>, loss: Loss, host: &mut Host<'_, M, H>) -> bool {
-        // What this engine owes is its own.
-        let debt = core::mem::replace(&mut host.debt, Debt::none());
-        let is_all = Self::let_go(self, pages, loss, host);
-        self.cache().conclude(host);
-        host.debt = debt;
-        is_all
-    }
-
-    fn forget(&mut self, pages: Range<u64>, host: &mut Host<'_, M, H>) {
-        let debt = core::mem::replace(&mut host.debt, Debt::none());
-        pages.for_each(|page| self.cache().forget(Pfn::new(page), host));
-        self.cache().conclude(host);
-        host.debt = debt;
-    }
-
-    fn close(&mut self, mem: &mut M) {
-        Self::close(self, mem);
-    }
-
-    fn open(&mut self, mem: &mut M) {
-        Self::open(self, mem);
-    }
-}
 
 impl<S: Shadowed> Shadow<S> {
     /// Forgets entries that lead to these pages, because they are about to have that loss, as far as the budget lets. Says whether that was all.
@@ -46,15 +19,7 @@ impl<S: Shadowed> Shadow<S> {
         loss: Loss,
         host: &mut Host<'_, M, H>,
     ) -> bool {
-        let mut pages = pages.map(Pfn::new);
-        match loss {
-            Loss::Access => pages.all(|page| self.cache().forget_ahead(page, host)),
-            Loss::Contents => {
-                let is_all = pages.all(|page| self.cache().forget_some(page, host));
-                self.cache().tables.counters.postponed += u64::from(!is_all);
-                is_all
-            }
-        }
+        self.cache().let_go(pages, loss, host)
     }
 
     /// Spends what an edit of the host's has made stale ([`crate::AddressSpace::settle`]), and ends the operation.

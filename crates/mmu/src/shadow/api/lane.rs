@@ -3,6 +3,7 @@
 use crate::frames::{Frames, Use};
 use crate::gstage::AddressSpace;
 use crate::shadow::cache::Cache;
+use crate::shadow::fill::Filler;
 use crate::shadow::lane::LaneMemory;
 use crate::shadow::{Sabotage, Shadow, Shadowed};
 use alloc::boxed::Box;
@@ -49,22 +50,34 @@ impl<S: Shadowed> Shadow<S> {
     /// Does the first half of [`Shadow::alone`], where a closure costs too much: the engine learns what vCPUs and the lane have filled.
     #[inline(always)]
     pub fn close(&mut self, mem: &mut impl PhysMem) {
-        if !self.filler.others_write {
-            return;
-        }
-        if let Some((gate, end)) = self.cache().tables.gate.close(mem) {
-            self.filler.syncer.learn(gate, end, mem);
-        }
-        if self.filler.fills.is_pending() {
-            self.filler.learn_fills(mem);
-        }
+        close(&mut self.filler, mem);
     }
 
     /// The second half.
     #[inline(always)]
     pub fn open(&mut self, mem: &mut impl PhysMem) {
-        if self.filler.others_write {
-            self.cache().tables.gate.open(mem);
-        }
+        open(&mut self.filler, mem);
+    }
+}
+
+/// Keeps the lane and other vCPUs out.
+#[inline(always)]
+pub(super) fn close<S: Shadowed>(filler: &mut Filler<S>, mem: &mut impl PhysMem) {
+    if !filler.others_write {
+        return;
+    }
+    if let Some((gate, end)) = filler.syncer.cache.tables.gate.close(mem) {
+        filler.syncer.learn(gate, end, mem);
+    }
+    if filler.fills.is_pending() {
+        filler.learn_fills(mem);
+    }
+}
+
+/// Lets them in.
+#[inline(always)]
+pub(super) fn open<S: Shadowed>(filler: &mut Filler<S>, mem: &mut impl PhysMem) {
+    if filler.others_write {
+        filler.syncer.cache.tables.gate.open(mem);
     }
 }

@@ -1,11 +1,13 @@
 //! Forgetting: frames that the host takes from the guest leave no trace in the shadow.
 
 use crate::gstage::{How, Publish};
+use crate::mapper::Loss;
 use crate::shadow::cache::Cache;
 use crate::shadow::pages::{At, Compared, Id, List};
 use crate::shadow::{Budget, Host, Sabotage, Shadowed};
 use crate::stale::Stale;
 use alloc::boxed::Box;
+use core::ops::Range;
 use rv::{Fence, Gpa, Level, Pfn, PhysMem};
 
 impl<S: Shadowed> Cache<S> {
@@ -130,6 +132,24 @@ impl<S: Shadowed> Cache<S> {
         is_all
     }
 
+    /// Forgets entries that lead to these pages, which are about to have that loss, as far as the budget lets. Returns whether that was all.
+    pub fn let_go<M: PhysMem, H: Fence<Gpa>>(
+        &mut self,
+        pages: Range<u64>,
+        loss: Loss,
+        host: &mut Host<'_, M, H>,
+    ) -> bool {
+        let mut pages = pages.map(Pfn::new);
+        match loss {
+            Loss::Access => pages.all(|page| self.forget_ahead(page, host)),
+            Loss::Contents => {
+                let is_all = pages.all(|page| self.forget_some(page, host));
+                self.tables.counters.postponed += u64::from(!is_all);
+                is_all
+            }
+        }
+    }
+
     /// Spends what an edit of the G-stage owes: all harts forget all that they know of the VM, a copy becomes visible, then
     /// the frames are free.
     pub fn spend<M: PhysMem, H: Fence<Gpa>>(
@@ -165,7 +185,7 @@ impl<S: Shadowed> Cache<S> {
             let first = gfn.align_down(pages);
             (0..pages).for_each(|n| self.forget(first.add(n), host));
             if !self.tables.rules.is_sabotaged(Sabotage::ForgetsCompanion) {
-                host.companion_forgets(first.raw()..first.raw() + pages);
+                host.companion_lets_go(first.raw()..first.raw() + pages, None);
             }
         }
         self.spend(stale, publish, host);

@@ -47,7 +47,7 @@ impl<S: Shadowed> Cache<S> {
             let half = host.budget.half();
             let all_let_go = moved.clone().all(|page| self.forget_all_ahead(Pfn::new(page), host))
                 && (self.tables.rules.is_sabotaged(Sabotage::ForgetsCompanion)
-                    || host.companion_lets_go(&moved, Loss::Access))
+                    || host.companion_lets_go(moved.clone(), Some(Loss::Access)))
                 && host.space.let_go(&moved, Loss::Access, &mut host.budget, host.mem);
             if !all_let_go || host.budget < half {
                 return Err(Missing::Later);
