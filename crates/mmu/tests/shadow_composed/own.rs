@@ -51,8 +51,7 @@ impl Rig {
         self.own = Some(Own { engine, root: None, views: Views::new(8, 0), log: FenceLog::new(9) });
         for _ in 0..1000 {
             let what = (Paging::Bare, Asid(0));
-            let loaded =
-                own!(self, |own, host| { own.engine.attach(&mut own.root, what, &mut own.views, &own.log, host) });
+            let loaded = own!(self, |own, host| own.engine.attach(&mut own.root, what, &mut own.views, &own.log, host));
             if loaded.is_some() {
                 return;
             }

@@ -443,15 +443,20 @@ impl GuestHart {
         self.own_pending() || self.wakes_l2()
     }
 
-    /// Sets the loaded guest's own comparator, in guest time. Only with Sstc.
-    pub fn set_comparator(&mut self, deadline: u64) {
+    /// Sets the hart's comparator for guests, in guest time. Only with Sstc.
+    #[inline(always)]
+    pub fn set_comparator(&self, deadline: u64) {
+        // SAFETY: the guest's own.
+        with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
+    }
+
+    /// Sets the comparator of the loaded guest's present world, in that world's time. Only with Sstc.
+    pub fn set_comparator_of_world(&mut self, deadline: u64) {
         let is_watched = self.mode == GuestMode::Supervisor && self.runs_l2();
         if is_watched {
             self.nesting.comparator = deadline;
         }
-        let deadline = if is_watched { u64::MAX } else { deadline };
-        // SAFETY: the guest's own.
-        with_bank!(self.mode, |bank| unsafe { bank::stimecmp::write(deadline) });
+        self.set_comparator(if is_watched { u64::MAX } else { deadline });
     }
 
     /// Returns the guest's comparator.

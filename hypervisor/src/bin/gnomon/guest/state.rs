@@ -49,7 +49,7 @@ impl GuestHart {
                 csr::mcountinhibit::write(csrs.scountinhibit);
             }
             if offer.timer == GuestTimer::Sstc {
-                self.set_comparator(csrs.vstimecmp);
+                self.set_comparator_of_world(csrs.vstimecmp);
             }
         }
     }
@@ -57,7 +57,7 @@ impl GuestHart {
     /// Leaves no guest in the hart: no interrupt of it that would end a wait, and no table that could be
     /// walked ahead of time. An ended VM's tables may be anything by then, and between one VM's `hgatp`
     /// and another's `vsatp` a walk would put one's translations under the other's VMID.
-    pub fn clear_csrs(&mut self, offer: &Offer) {
+    pub fn clear_csrs(&self, offer: &Offer) {
         // SAFETY: the guest's registers, and roots that no one is behind.
         unsafe {
             match self.mode {

@@ -83,7 +83,7 @@ impl Worlds for Hart {
     }
 
     fn set_watched_comparator(&mut self, at: u64) {
-        self.guest.set_comparator(at);
+        self.guest.set_comparator_of_world(at);
     }
 
     fn set_timer_of_l2(&mut self, high: bool) {
