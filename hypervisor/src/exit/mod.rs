@@ -6,6 +6,7 @@
 
 mod brief;
 mod code;
+mod counters;
 mod inject;
 mod memory;
 mod misaligned;
@@ -134,6 +135,9 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
         return outcome;
     }
     if let Some(outcome) = nested::instruction(g, run, (insn, from), env) {
+        return outcome;
+    }
+    if let Some(outcome) = counters::read(g, run, insn, from, env) {
         return outcome;
     }
     // The guest's machine has no H extension, or its user mode may not use it: to it a virtual instruction is an illegal one. One that

@@ -24,9 +24,10 @@ use hypervisor::device::offer::GuestMode;
 use hypervisor::machine::description::HostHart;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
+use hypervisor::vm::vcpu::pmu::Sample;
 use metal::{csr, fence, lane, world};
 use nesting::{Lines, Nesting};
-use rv::csr::{atp, envcfg, hstatus, status};
+use rv::csr::{COUNTEREN_BASE, COUNTEREN_HPM, atp, envcfg, hstatus, status};
 use rv::{Addr, Asid, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
 /// The exceptions that guests take themselves: what a kernel expects to see, and what needs nothing
@@ -176,7 +177,9 @@ impl GuestHart {
                     // to take the S-level ones, and they stay disabled in `mie`; but QEMU hides from a
                     // *guest's* `sip` and `sie` what `mideleg` does not delegate.
                     csr::mideleg::write(S_INTERRUPTS);
-                    csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
+                    // What HS mode may read traps in VS mode as a virtual instruction, which comes here.
+                    let traps = if mode == GuestMode::Virtual { COUNTEREN_HPM } else { 0 };
+                    csr::mcounteren::write(COUNTEREN_BASE | traps);
                     // Some harts have `time` for M mode alone.
                     this.emulates_time |= csr::mcounteren::read() & rv::csr::COUNTEREN_TM == 0;
                     if has_envcfg {
@@ -199,7 +202,7 @@ impl GuestHart {
                     csr::hie::write(0);
                     csr::hgeie::write(0);
                     csr::hvip::write(0);
-                    csr::hcounteren::write(rv::csr::COUNTEREN_BASE);
+                    csr::hcounteren::write(COUNTEREN_BASE);
                     csr::hstatus::write(hstatus::VSXL_64);
                     csr::henvcfg::write(wanted | envcfg::ADUE);
                 }
@@ -230,9 +233,19 @@ impl GuestHart {
             GuestMode::Supervisor => 0,
         };
         let vlenb = if common.has("v") { this.vector_bytes() } else { 0 };
-        let abilities = probe::probe(mode, environment, vlenb)?;
+        let abilities = probe::probe(mode, environment, vlenb, counters_trap(seat, mode))?;
         this.use_vmid_bits(abilities.vmid_bits);
         Ok((this, abilities))
+    }
+
+    /// Reads the hart's counters.
+    pub fn sample(&self) -> Sample {
+        let (cycles, instructions) = match self.seat {
+            // Every hart has these.
+            Seat::Firmware => (csr::mcycle::read(), csr::minstret::read()),
+            Seat::Payload => (csr::cycle::read(), csr::instret::read()),
+        };
+        Sample { cycles, instructions, time: metal::time() }
     }
 
     /// Limits the bits of VMIDs that are used.
@@ -554,6 +567,27 @@ impl GuestHart {
                 (Seat::Payload, _) => world::enter_virtual_from_supervisor(context),
             }
         }
+    }
+}
+
+/// Returns whether guests' reads of `hpmcounter3` to `hpmcounter8` come to Gnomon, and Gnomon may read `cycle` and `instret`. In VS mode
+/// such a read traps as a virtual instruction if HS mode may read the counter, and else is illegal, which is the guest's own.
+fn counters_trap(seat: Seat, mode: GuestMode) -> bool {
+    match (seat, mode) {
+        (Seat::Firmware, GuestMode::Virtual) => csr::mcounteren::read() & COUNTEREN_HPM == COUNTEREN_HPM,
+        // All illegal instructions come to Gnomon.
+        (_, GuestMode::Supervisor) => true,
+        // SAFETY: HS mode; no guest has been loaded, and the firmware passes illegal instructions of HS mode on to it.
+        (Seat::Payload, GuestMode::Virtual) => unsafe {
+            csr::cycle::exists_for_supervisor()
+                && csr::instret::exists_for_supervisor()
+                && csr::hpmcounter3::exists_for_supervisor()
+                && csr::hpmcounter4::exists_for_supervisor()
+                && csr::hpmcounter5::exists_for_supervisor()
+                && csr::hpmcounter6::exists_for_supervisor()
+                && csr::hpmcounter7::exists_for_supervisor()
+                && csr::hpmcounter8::exists_for_supervisor()
+        },
     }
 }
 

@@ -95,8 +95,10 @@ pub struct Hart {
     ticks: Ticks,
     /// Set once an exit has shown that guests do run in their mode.
     is_proven: bool,
-    /// Set if exits are only handled: one has proved that, and no client wants to know of them.
+    /// Set if exits are only handled: one has proved that, no client wants to know of them, and no samples are taken.
     is_plain: bool,
+    /// Set if samples of the hart's counters are taken at exits and entries: hardware counters of the loaded vCPU run (SBI PMU).
+    samples: bool,
     /// The exit that is being handled, if it is noted.
     exit: Option<Probed>,
 }
@@ -172,6 +174,7 @@ impl Hart {
             ticks: Ticks::new(per_ms),
             is_proven: false,
             is_plain: false,
+            samples: false,
             exit: None,
             g: start.g,
         }
@@ -577,6 +580,7 @@ extern "C" fn first_entry(address: usize) -> ! {
     // SAFETY: the address that `run` passed, on an empty stack.
     let hart = unsafe { this_hart(address) };
     let context = hart.schedule();
+    hart.end_exit();
     let guest = hart.guest;
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
     unsafe { guest.enter(context) }

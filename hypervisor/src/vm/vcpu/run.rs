@@ -5,11 +5,13 @@ use super::csrs::VsCsrs;
 use super::features::Features;
 use super::looks::Looks;
 use super::nested::Nested;
+use super::pmu::{EventsOffered, Pmu};
 use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
 use super::watch::Watch;
 use super::way::Way;
+use crate::device::offer::Offer;
 use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -73,6 +75,8 @@ pub struct VcpuRun {
     pub adapts: Option<Box<Adapts>>,
     /// The firmware features that its kernel has asked for.
     pub features: Features,
+    /// The counters of SBI PMU, from the first call about them on.
+    pub pmu: Option<Box<Pmu>>,
     /// The page that its kernel shares, if it does.
     pub root_cache: Option<Box<RootCache>>,
     /// The time at which it is looked at even if it makes no exit, and the findings of the last look.
@@ -169,6 +173,7 @@ impl VcpuRun {
             tables: vm_tables,
             adapts,
             features: Features::default(),
+            pmu: None,
             root_cache: None,
             watch: Watch::default(),
             looks: Looks::default(),
@@ -193,6 +198,25 @@ impl VcpuRun {
     #[must_use]
     pub fn runs_l2(&self) -> bool {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
+    }
+
+    /// Returns whether hardware counters of SBI PMU run, so that its hart takes samples.
+    #[must_use]
+    pub fn samples(&self) -> bool {
+        self.pmu.as_ref().is_some_and(|pmu| pmu.samples())
+    }
+
+    /// Returns the properties of its machine that decide which events SBI PMU has.
+    #[must_use]
+    pub const fn events_offered(&self, offer: &Offer) -> EventsOffered {
+        EventsOffered { misaligned: offer.emulates_misaligned, hypervisor: self.nested.is_some() }
+    }
+
+    /// Counts `n` firmware events of SBI PMU, if its kernel uses that.
+    pub fn count_firmware(&mut self, code: usize, n: u64) {
+        if let Some(pmu) = &mut self.pmu {
+            pmu.count(code, n);
+        }
     }
 
     /// Ends its mappings of pages that its kernel has shared.
@@ -292,6 +316,7 @@ impl VcpuRun {
         self.bank.csrs.vstimecmp = u64::MAX;
         self.deadline = u64::MAX;
         self.features = Features::default();
+        self.pmu = None;
         self.root_cache = None;
         self.unmap_shared();
         if let Some(nested) = &mut self.nested {

@@ -26,10 +26,12 @@ pub struct Abilities {
     pub asid_bits: u32,
     /// Bytes in a vector register, 0 without V.
     pub vlenb: usize,
+    /// Set if reads of `hpmcounter3` to `hpmcounter8` come to Gnomon.
+    pub has_counters: bool,
 }
 
 /// Tries what the registers of this hart hold, whose guests run in that mode. No guest is loaded.
-pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<Abilities, String> {
+pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize, has_counters: bool) -> Result<Abilities, String> {
     let (g_format, vmid_bits) = match guest {
         GuestMode::Virtual => probe_g_stage().ok_or("the hart has no G-stage format that Gnomon knows")?,
         GuestMode::Supervisor => (&SV39X4, 0),
@@ -37,7 +39,7 @@ pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<
     let formats: Vec<_> = [&SV39, &SV48, &SV57].into_iter().filter(|f| takes(guest, f, 0).is_some()).collect();
     let least = formats.first().ok_or("the hart has no page-table format that Gnomon knows")?;
     let asids = takes(guest, least, atp::ASID_BITS).unwrap_or(0);
-    Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
+    Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb, has_counters })
 }
 
 /// Checks whether the guest's root register takes the format; if so, returns the ASID bits that remain.

@@ -1,5 +1,5 @@
-//! Exits that are more than handled: the first, which proves that guests run where they should, and those that a client
-//! wants to be noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
+//! Exits that are more than handled: the first, which proves that guests run where they should, those that a client
+//! wants to be noted, and those of vCPUs whose hardware counters run (SBI PMU). A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
 //! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::{Hart, Probed};
@@ -20,8 +20,11 @@ impl Hart {
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.is_proven = true;
         }
-        let now = self.now();
         let is_of_l2 = self.guest.runs_l2();
+        if self.samples {
+            self.sample_exit(is_of_l2);
+        }
+        let now = self.now();
         if !self.is_probed(now) {
             return is_of_l2;
         }
@@ -42,10 +45,32 @@ impl Hart {
         is_of_l2
     }
 
-    /// Ends a noted exit, when a guest is about to be entered, this one or another.
+    /// Takes a sample at an exit.
+    fn sample_exit(&mut self, is_of_l2: bool) {
+        let sample = self.guest.sample();
+        if let Some(run) = &mut self.current {
+            if let Some(pmu) = &mut run.pmu {
+                pmu.leave(sample, is_of_l2);
+            }
+            // It finds that when it is about to enter its guest again.
+            run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends an exit that is more than handled, when a guest is about to be entered, this one or another.
     #[cold]
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
+        self.end_noted();
+        if self.samples
+            && let Some(pmu) = self.current.as_mut().and_then(|run| run.pmu.as_mut())
+        {
+            pmu.enter(self.guest.sample());
+        }
+    }
+
+    /// Ends a noted exit.
+    fn end_noted(&mut self) {
         let Some(Probed { idle, host, vcpu, event }) = self.exit.take() else { return };
         let (now, noted) = (self.now(), &self.shared.probe);
         noted.turn(Doing::Guest, now);
@@ -97,7 +122,7 @@ impl Hart {
             return true;
         }
         noted.end(now);
-        self.is_plain = self.is_proven && !self.guest.runs_l2();
+        self.is_plain = self.is_proven && !self.samples && !self.guest.runs_l2();
         self.set_policy();
         false
     }
