@@ -66,6 +66,9 @@ pub struct BootTest {
     /// Set if the VM is Linux with KVM, which runs the guest or kernel.
     #[serde(default)]
     pub kvm: bool,
+    /// With `kvm`, set if the kernel of KVM's guest is the one that KVM is in, Debian's newest.
+    #[serde(default)]
+    pub newest: bool,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
@@ -361,6 +364,9 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         () if test.kvm && (is_elsewhere || test.vms > 1 || !test.beside.is_empty() || !test.then.is_empty()) => {
             Err("`kvm` is for one VM, on Gnomon")
         }
+        () if test.newest && !(test.kvm && test.kernel == Some(Kernel::Debian)) => {
+            Err("`newest` is for `kernel = \"debian\"` with `kvm`")
+        }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {
             Err("under KVM there are one hart and one vCPU")
         }
@@ -462,6 +468,7 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage']\nh = [false]\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nharts = [2]\n", "one hart"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nnewest = true\n", "`kvm`"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),

@@ -7,7 +7,6 @@ use crate::hart::env::Env;
 use crate::hart::harts::each;
 use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::{VcpuRun, request};
-use sbi_spec::pmu::firmware_event;
 use sbi_spec::{spi, time};
 
 /// Handles TIME: sets the deadline in guest time, and withdraws an earlier interrupt.
@@ -46,14 +45,13 @@ pub(super) fn send_ipi<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, a
 /// Sends IPIs if no lock has to be waited for, and returns whether they were sent. If not, the caller may proceed as if
 /// nothing were done: vCPUs that have the interrupt already may get it again.
 #[inline(always)]
-pub(super) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, (mask, base): (u64, u64), env: &mut E) -> bool {
+pub(super) fn send_ipi_briefly<E: Env>(g: &Gnomon, run: &VcpuRun, (mask, base): (u64, u64), env: &mut E) -> bool {
     let Ok(named) = named(run.vm.vcpus.len(), mask, base) else { return false };
     let mut sent = 0;
     for id in each(named) {
         sent += 1;
         if id == run.shared.id as usize {
             env.set_software_interrupt(true);
-            run.count_firmware(firmware_event::IPI_RECEIVED, 1);
         } else if !g.post_briefly(&run.vm.vcpus[id], request::SOFTWARE, env) {
             return false;
         }

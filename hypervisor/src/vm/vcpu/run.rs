@@ -75,8 +75,6 @@ pub struct VcpuRun {
     pub adapts: Option<Box<Adapts>>,
     /// The firmware features that its kernel has asked for.
     pub features: Features,
-    /// The counters of SBI PMU, from the first call about them on.
-    pub pmu: Option<Box<Pmu>>,
     /// The page that its kernel shares, if it does.
     pub root_cache: Option<Box<RootCache>>,
     /// The time at which it is looked at even if it makes no exit, and the findings of the last look.
@@ -93,6 +91,8 @@ pub struct VcpuRun {
     pub g_root: Option<Pfn<Hpa>>,
     /// The memory that is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
+    /// The counters of SBI PMU, from the first call about them on.
+    pub pmu: Option<Box<Pmu>>,
 }
 
 /// The registers of one privilege world (VS and VU mode, or S and U mode of a hart without H) of a vCPU, apart from the integer ones.
@@ -200,7 +200,7 @@ impl VcpuRun {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
     }
 
-    /// Returns whether hardware counters of SBI PMU run, so that its hart takes samples.
+    /// Returns whether counters of SBI PMU run for which its hart takes samples, and makes no exit brief.
     #[must_use]
     pub fn samples(&self) -> bool {
         self.pmu.as_ref().is_some_and(|pmu| pmu.samples())

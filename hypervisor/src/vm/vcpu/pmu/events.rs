@@ -84,6 +84,11 @@ impl Event {
         self.index >> TYPE_SHIFT == event_type::FIRMWARE as u32
     }
 
+    /// Returns whether it is the receipt of an IPI.
+    pub(super) const fn is_of_received_ipis(self) -> bool {
+        self.is_firmware() && self.code() == firmware_event::IPI_RECEIVED
+    }
+
     const fn code(self) -> usize {
         self.index as u16 as usize
     }

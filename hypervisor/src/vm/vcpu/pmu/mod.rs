@@ -270,10 +270,12 @@ impl Pmu {
         self.value(counter, totals)
     }
 
-    /// Returns whether a hardware counter runs, so that samples are to be taken.
+    /// Returns whether samples are to be taken, and no exit is to be brief: if a hardware counter runs, or one of received IPIs. A brief
+    /// exit that sends one to the vCPU itself does not count it.
     #[must_use]
     pub fn samples(&self) -> bool {
-        self.counters[..HARDWARE].iter().any(|counter| counter.behind.is_some())
+        let by_exits = |event: Event| !event.is_firmware() || event.is_of_received_ipis();
+        self.counters.iter().any(|counter| counter.behind.is_some() && counter.event.is_some_and(by_exits))
     }
 
     /// Notes the hart's counters at an entry into the guest, or the guest's guest.

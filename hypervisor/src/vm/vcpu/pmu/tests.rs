@@ -132,6 +132,12 @@ fn firmware_counters_follow_totals() {
     rig.totals.exits.add(8);
     assert_eq!(values(&rig), [Ok(4), Ok(8), Ok(6)]);
     assert!(!rig.pmu.samples(), "no hardware counter runs");
+    let ipis = (event_type::FIRMWARE << 16 | firmware_event::IPI_RECEIVED) as u64;
+    let counter = rig.configure(ALL, AUTO_START, (ipis, 0)).expect("there is one left");
+    assert!(rig.pmu.samples(), "brief exits do not count them");
+    rig.pmu.count(firmware_event::IPI_RECEIVED, 2);
+    assert_eq!((rig.stop((counter, 1), 1), rig.pmu.firmware(counter, &rig.totals)), (Ok(0), Ok(2)));
+    assert!(!rig.pmu.samples());
     assert_eq!(rig.pmu.firmware(0, &rig.totals), Err(Error::InvalidParam), "a hardware counter");
     assert_eq!(rig.pmu.firmware(COUNTERS as u64, &rig.totals), Err(Error::InvalidParam));
 }
