@@ -142,8 +142,10 @@ fn firmware() -> Check {
     ensure_eq!(read(counter)?, 105, "after the stop");
     let found = stop(counter, RESET);
     ensure!(found == ALREADY_STOPPED || !sbi::is_gnomon(), "stop of a counter that has stopped: {found}");
-    for event in [firmware_event::IPI_SENT, firmware_event::IPI_RECEIVED] {
-        ipis(event)?;
+    if sbi::is_gnomon() {
+        // OpenSBI 1.5.1 does not count those of a hart to itself.
+        ipis(firmware_event::IPI_SENT)?;
+        ipis(firmware_event::IPI_RECEIVED)?;
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ const OFFERED: [usize; 10] = [
 /// The extensions that not all callers are offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offered {
-    /// What helps hypervisors.
+    /// Nested acceleration, for hypervisors.
     pub(super) nacl: bool,
     /// Counters.
     pub(super) pmu: bool,

@@ -101,7 +101,7 @@ struct Counter {
     worlds: u8,
     /// Its value when it stopped.
     value: u64,
-    /// If it runs: the total of its event minus the counter's value.
+    /// The total of its event minus the counter's value, while it runs.
     behind: Option<u64>,
 }
 
