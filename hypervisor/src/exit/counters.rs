@@ -12,8 +12,6 @@ use rv::system::System;
 /// Carries out the instruction `insn` of the vCPU's, which trapped from mode `from`, if it reads such a counter and may. `None` if it is
 /// another one, writes (they are read-only), or reads in user mode without the permission of the guest's `scounteren`: then it is
 /// illegal for the guest, too.
-#[cold]
-#[inline(never)]
 pub(super) fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, from: Mode, env: &mut E) -> Option<Outcome> {
     const FIRST_BIT: u16 = FIRST_CSR & 31;
     let System::Csr(access) = System::decode(u32::try_from(insn).ok()?)? else { return None };
