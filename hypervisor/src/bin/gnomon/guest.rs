@@ -8,6 +8,7 @@
 
 mod bank;
 mod bytes;
+mod counters;
 mod emulation;
 mod nesting;
 mod probe;
@@ -24,7 +25,6 @@ use hypervisor::device::offer::GuestMode;
 use hypervisor::machine::description::HostHart;
 use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
-use hypervisor::vm::vcpu::pmu::Sample;
 use metal::{csr, fence, lane, world};
 use nesting::{Lines, Nesting};
 use rv::csr::{COUNTEREN_BASE, COUNTEREN_HPM, atp, envcfg, hstatus, status};
@@ -233,19 +233,9 @@ impl GuestHart {
             GuestMode::Supervisor => 0,
         };
         let vlenb = if common.has("v") { this.vector_bytes() } else { 0 };
-        let abilities = probe::probe(mode, environment, vlenb, counters_trap(seat, mode))?;
+        let abilities = probe::probe(mode, environment, vlenb, probe::counters_trap(seat, mode))?;
         this.use_vmid_bits(abilities.vmid_bits);
         Ok((this, abilities))
-    }
-
-    /// Reads the hart's counters.
-    pub fn sample(&self) -> Sample {
-        let (cycles, instructions) = match self.seat {
-            // Every hart has these.
-            Seat::Firmware => (csr::mcycle::read(), csr::minstret::read()),
-            Seat::Payload => (csr::cycle::read(), csr::instret::read()),
-        };
-        Sample { cycles, instructions, time: metal::time() }
     }
 
     /// Limits the bits of VMIDs that are used.
@@ -567,27 +557,6 @@ impl GuestHart {
                 (Seat::Payload, _) => world::enter_virtual_from_supervisor(context),
             }
         }
-    }
-}
-
-/// Returns whether guests' reads of `hpmcounter3` to `hpmcounter8` come to Gnomon, and Gnomon may read `cycle` and `instret`. In VS mode
-/// such a read traps as a virtual instruction if HS mode may read the counter, and else is illegal, which is the guest's own.
-fn counters_trap(seat: Seat, mode: GuestMode) -> bool {
-    match (seat, mode) {
-        (Seat::Firmware, GuestMode::Virtual) => csr::mcounteren::read() & COUNTEREN_HPM == COUNTEREN_HPM,
-        // All illegal instructions come to Gnomon.
-        (_, GuestMode::Supervisor) => true,
-        // SAFETY: HS mode; no guest has been loaded, and the firmware passes illegal instructions of HS mode on to it.
-        (Seat::Payload, GuestMode::Virtual) => unsafe {
-            csr::cycle::exists_for_supervisor()
-                && csr::instret::exists_for_supervisor()
-                && csr::hpmcounter3::exists_for_supervisor()
-                && csr::hpmcounter4::exists_for_supervisor()
-                && csr::hpmcounter5::exists_for_supervisor()
-                && csr::hpmcounter6::exists_for_supervisor()
-                && csr::hpmcounter7::exists_for_supervisor()
-                && csr::hpmcounter8::exists_for_supervisor()
-        },
     }
 }
 

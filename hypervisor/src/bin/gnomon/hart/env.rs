@@ -94,8 +94,8 @@ impl Env for Hart {
     }
 
     fn follow_counters(&mut self, run: &VcpuRun) {
-        self.samples = run.samples();
-        if self.samples {
+        self.unplain.samples = run.samples();
+        if self.unplain.samples {
             // The end of this exit has to take the first one.
             self.is_plain = false;
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);

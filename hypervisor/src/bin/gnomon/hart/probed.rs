@@ -15,13 +15,13 @@ impl Hart {
     #[cold]
     #[inline(never)]
     pub(super) fn begin_exit(&mut self) -> bool {
-        if !self.is_proven {
+        if !self.unplain.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
-            self.is_proven = true;
+            self.unplain.is_proven = true;
         }
         let is_of_l2 = self.guest.runs_l2();
-        if self.samples {
+        if self.unplain.samples {
             self.sample_exit(is_of_l2);
         }
         let now = self.now();
@@ -35,7 +35,7 @@ impl Hart {
         let is_own = |run: &VcpuRun| matches!(Cause::from_register(run.context.exit.cause), Cause::Exception(_));
         let own = self.current.as_deref().filter(|run| is_own(run));
         let vcpu = own.map(|run| (run.vm.handle.number, run.shared.id));
-        self.exit =
+        self.unplain.exit =
             Some(Probed { idle: noted.of(Doing::Idle), host: noted.of(Doing::Host), vcpu, event: self.event(now) });
         if let Some(run) = &self.current {
             run.shared.counters.time_guest.add(noted.of(Doing::Guest) - before);
@@ -62,7 +62,7 @@ impl Hart {
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
         self.end_noted();
-        if self.samples
+        if self.unplain.samples
             && let Some(pmu) = self.current.as_mut().and_then(|run| run.pmu.as_mut())
         {
             pmu.enter(self.guest.sample());
@@ -71,7 +71,7 @@ impl Hart {
 
     /// Ends a noted exit.
     fn end_noted(&mut self) {
-        let Some(Probed { idle, host, vcpu, event }) = self.exit.take() else { return };
+        let Some(Probed { idle, host, vcpu, event }) = self.unplain.exit.take() else { return };
         let (now, noted) = (self.now(), &self.shared.probe);
         noted.turn(Doing::Guest, now);
         // A vCPU that has left may be on another hart, which writes its counters.
@@ -86,7 +86,7 @@ impl Hart {
 
     /// Adds its detail to an exit by an interrupt, if it is noted.
     pub(super) fn mark_exit(&mut self, detail: u64) {
-        if let Some(Probed { event: Some(event), .. }) = &mut self.exit
+        if let Some(Probed { event: Some(event), .. }) = &mut self.unplain.exit
             && matches!(Cause::from_register(event.cause), Cause::Interrupt(_))
         {
             event.detail = detail;
@@ -122,7 +122,7 @@ impl Hart {
             return true;
         }
         noted.end(now);
-        self.is_plain = self.is_proven && !self.samples && !self.guest.runs_l2();
+        self.is_plain = self.unplain.is_proven && !self.unplain.samples && !self.guest.runs_l2();
         self.set_policy();
         false
     }

@@ -1,6 +1,6 @@
 //! The events that SBI PMU can count for a guest.
 
-use super::{Firmware, Guest};
+use super::totals::{Firmware, Guest};
 use crate::measure::counters::VcpuCounters;
 use sbi_spec::pmu::{event_type, firmware_event, hardware_event};
 

@@ -7,16 +7,18 @@
 mod events;
 #[cfg(test)]
 mod tests;
+mod totals;
 
 pub use events::{Event, EventsOffered};
+pub use totals::Sample;
 
 use crate::measure::counters::VcpuCounters;
 use crate::vm::sbi_error::Error;
 use abi::snapshot::CounterState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use sbi_spec::pmu::firmware_event;
 use sbi_spec::pmu::flags::{CounterCfgFlags, CounterStartFlags, CounterStopFlags};
+use totals::{Firmware, Guest, L2, OWN};
 
 /// The number of hardware counters: the first ones.
 pub const HARDWARE: usize = 6;
@@ -26,71 +28,6 @@ const FIRMWARE: usize = 10;
 pub const COUNTERS: usize = HARDWARE + FIRMWARE;
 /// The CSR by which the first hardware counter is read: `hpmcounter3`. The others follow.
 pub const FIRST_CSR: u16 = 0xc03;
-
-/// A world of a vCPU, by its bit in a set of worlds: its own guest, and the guests of that.
-const OWN: u8 = 1;
-const L2: u8 = 2;
-
-/// Values of a hart's counters at a moment, or differences of such.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Sample {
-    /// `cycle`.
-    pub cycles: u64,
-    /// `instret`.
-    pub instructions: u64,
-    /// `time`, in ticks.
-    pub time: u64,
-}
-
-impl Sample {
-    /// Returns the sum of two differences.
-    const fn plus(self, other: Self) -> Self {
-        Self {
-            cycles: self.cycles.wrapping_add(other.cycles),
-            instructions: self.instructions.wrapping_add(other.instructions),
-            time: self.time.wrapping_add(other.time),
-        }
-    }
-
-    /// Returns the difference since an earlier moment.
-    const fn since(self, earlier: Self) -> Self {
-        Self {
-            cycles: self.cycles.wrapping_sub(earlier.cycles),
-            instructions: self.instructions.wrapping_sub(earlier.instructions),
-            time: self.time.wrapping_sub(earlier.time),
-        }
-    }
-}
-
-/// The sums of what was counted in the guest while hardware counters ran.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Guest {
-    /// Of the vCPU's own guest.
-    own: Sample,
-    /// Of the guests of that, if it is a hypervisor.
-    l2: Sample,
-    /// The moment of the last entry, until the next exit.
-    entered: Option<Sample>,
-}
-
-impl Guest {
-    /// Returns the sum over some worlds.
-    const fn total(&self, worlds: u8) -> Sample {
-        let none = Sample { cycles: 0, instructions: 0, time: 0 };
-        let own = if worlds & OWN != 0 { self.own } else { none };
-        own.plus(if worlds & L2 != 0 { self.l2 } else { none })
-    }
-}
-
-/// The numbers of firmware events that are counted for this purpose only, by their codes.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Firmware([u64; firmware_event::HFENCE_VVMA_ASID_RECEIVED + 1]);
-
-impl Firmware {
-    fn of(&self, code: usize) -> u64 {
-        self.0.get(code).copied().unwrap_or(0)
-    }
-}
 
 /// One counter.
 #[derive(Clone, Copy, Debug, Default)]
@@ -280,19 +217,17 @@ impl Pmu {
 
     /// Notes the hart's counters at an entry into the guest, or the guest's guest.
     pub const fn enter(&mut self, now: Sample) {
-        self.guest.entered = Some(now);
+        self.guest.enter(now);
     }
 
     /// Notes the hart's counters at the exit that follows, from the world that `is_l2` says.
     pub const fn leave(&mut self, now: Sample, is_l2: bool) {
-        let Some(entered) = self.guest.entered.take() else { return };
-        let sum = if is_l2 { &mut self.guest.l2 } else { &mut self.guest.own };
-        *sum = sum.plus(now.since(entered));
+        self.guest.leave(now, is_l2);
     }
 
     /// Counts `n` firmware events of a code of `sbi_spec::pmu::firmware_event` below the reserved ones.
     pub const fn count(&mut self, code: usize, n: u64) {
-        self.firmware.0[code] += n;
+        self.firmware.count(code, n);
     }
 
     /// Returns the value of a counter.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::random::Random;
-use sbi_spec::pmu::event_type;
+use sbi_spec::pmu::{event_type, firmware_event};
 
 const CYCLES: u64 = 1;
 const INSTRUCTIONS: u64 = 2;
