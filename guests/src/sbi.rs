@@ -20,6 +20,8 @@ pub const DENIED: i64 = -4;
 pub const ALREADY_STARTED: i64 = -7;
 /// The hart is stopped already.
 pub const ALREADY_STOPPED: i64 = -8;
+/// No memory is shared.
+pub const NO_SHMEM: i64 = -9;
 /// Not in this state.
 pub const INVALID_STATE: i64 = -10;
 /// Numbers beyond those that there are.

@@ -8,6 +8,7 @@ mod collapsed;
 mod connections;
 mod console;
 mod control;
+mod counters;
 mod debug;
 mod disk;
 mod entropy;

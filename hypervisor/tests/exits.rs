@@ -459,8 +459,19 @@ fn no_exit_panics() {
         0xffff_0000,
         0xffff_8000,
     ];
-    let extensions =
-        [0x10, 0x5449_4d45, 0x73_5049, 0x5246_4e43, 0x48_534d, 0x5352_5354, 0x4442_434e, 0x4657_4654, 0x53_5345, 0];
+    let extensions = [
+        0x10,
+        0x5449_4d45,
+        0x73_5049,
+        0x5246_4e43,
+        0x48_534d,
+        0x5352_5354,
+        0x4442_434e,
+        0x4657_4654,
+        0x53_5345,
+        0x50_4d55,
+        0,
+    ];
     let mut ends = 0;
     let mut w = world(3, GuestTimer::Sbi);
     for _ in 0..200_000 {

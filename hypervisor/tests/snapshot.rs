@@ -16,10 +16,12 @@ use hypervisor::life::lifecycle;
 use hypervisor::life::lifecycle::put_aside;
 use hypervisor::life::snapshot::check;
 use hypervisor::machine::isa::Isa;
+use hypervisor::vm::vcpu::pmu::Sample;
 use hypervisor::vm::vcpu::{RootCache, VcpuRun, hsm, request};
 use hypervisor::vm::{Departure, Phase};
 use rv::csr::status;
 use rv::{Addr, Mode, PhysMem};
+use sbi_spec::pmu::{COUNTER_CONFIG_MATCHING, EID_PMU};
 use sbi_spec::{hsm as hsm_call, sse};
 use std::sync::atomic::Ordering;
 
@@ -84,6 +86,9 @@ fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
     assert_eq!(w.sbi(hsm_call::EID_HSM, 0, &[1, GUEST_RAM_BASE, 9]), (0, 0));
     assert_eq!(w.sbi(sse::EID_SSE, sse::REGISTER as u64, &[0xffff_0000, HANDLER, 5]), (0, 0));
     assert_eq!(w.sbi(sse::EID_SSE, sse::ENABLE as u64, &[0xffff_0000]), (0, 0));
+    // Cycles, which start at once, and instructions.
+    assert_eq!(w.sbi(EID_PMU, COUNTER_CONFIG_MATCHING as u64, &[0, 0xf, 4, 1]), (0, 0));
+    assert_eq!(w.sbi(EID_PMU, COUNTER_CONFIG_MATCHING as u64, &[0, 0xf, 0, 2]), (0, 1));
     for page in PAGES {
         let at = Addr::new(GUEST_RAM_BASE + 4096 * page + 8);
         fake::write(&w.g, &w.run.vm, at, &[page as u8 | 1; 5], &mut w.hart).unwrap();
@@ -105,6 +110,9 @@ fn busy(mmu: Option<MmuMode>, timer: GuestTimer) -> World {
         GuestTimer::Sbi => run.deadline = run.vm.host_time(5000, w.hart.time),
     }
     run.features.is_locked = true;
+    let pmu = run.pmu.as_mut().expect("it has counters");
+    pmu.enter(Sample::default());
+    pmu.leave(Sample { cycles: 1234, ..Sample::default() }, false);
     run.root_cache = Some(Box::new(RootCache::new(Addr::new(GUEST_RAM_BASE + 0x3000), 4, false)));
     run.shared.posted.store(request::SOFTWARE, Ordering::SeqCst);
     run.vm.devices.uart.lock().receive(b'x');
@@ -177,6 +185,11 @@ fn a_vm_goes_on_on_another_machine_in_every_mode() {
                 pages.iter().map(|(page, _)| *page).filter(|page| *page < tree || *page == 0x7ff).collect();
             assert_eq!(found, PAGES);
             assert_eq!((state.told.time, state.vcpus[0].timer), (700, 5000));
+            let counters = &state.vcpus[0].counters;
+            assert_eq!(
+                counters.iter().map(|it| (it.value, it.is_running)).collect::<Vec<_>>(),
+                [(1234, true), (0, false)]
+            );
             let started: Vec<bool> = state.vcpus.iter().map(|vcpu| vcpu.is_started).collect();
             assert_eq!(started, [true, true, false]);
             for (mmu, guest) in [
@@ -319,6 +332,9 @@ fn a_clock_that_cannot_continue_is_refused() {
     // In S mode the clock was set for it. What else is refused there is not the clock.
     let offer = Offer { guest: GuestMode::Supervisor, ..g.offer.clone() };
     assert!(check(&config, &offer).err().is_none_or(|why| !why.contains("--seat firmware")));
+    // Counters that were offered have to be there.
+    let offer = Offer { has_pmu: false, ..g.offer.clone() };
+    assert!(check(&config, &offer).is_err_and(|why| why.contains("hpmcounter8")));
 }
 
 #[test]

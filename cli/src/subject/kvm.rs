@@ -141,6 +141,12 @@ impl KvmHost {
         })
     }
 
+    /// The host's kernel: Debian's newest, which may be a guest's, too.
+    #[must_use]
+    pub fn kernel(&self) -> &Path {
+        &self.kernel.image
+    }
+
     /// Packages and their versions.
     #[must_use]
     pub fn versions(&self) -> Vec<String> {

@@ -151,6 +151,13 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
         let mark = build::mark()?;
         files.push(("bin/mark".to_owned(), std::fs::read(&mark).map_err(|why| miette!("{}: {why}", mark.display()))?));
     }
+    if test.l1.and_then(L1::kvm).is_some() {
+        let clock = build::program("clock")?;
+        files.push((
+            "bin/clock".to_owned(),
+            std::fs::read(&clock).map_err(|why| miette!("{}: {why}", clock.display()))?,
+        ));
+    }
     for name in &test.programs {
         for (path, file) in Files::program(name)?.files {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
@@ -337,8 +344,10 @@ fn under_kvm(case: &Case, host: KvmKernel, programs: &Programs) -> miette::Resul
     let Load { kernel, initrd, append } = load(test, programs)?;
     let initrd_path = initrd.as_ref().map(|file| file.path().to_owned());
     let (memory, vcpus) = (test.memory, case.vcpus());
+    let host = KvmHost::provide(host)?;
+    let kernel = if test.newest { host.kernel().to_owned() } else { kernel };
     let guest = KvmGuest { kernel, initrd: initrd_path, append, memory, vcpus, disk: None, net: None };
-    let (boot, file) = KvmHost::provide(host)?.vm(&guest)?;
+    let (boot, file) = host.vm(&guest)?;
     let VmFile { memory, kernel, initrd, append, nested, .. } = boot;
     Ok((VmFile { memory, kernel, initrd, append, nested, ..vm_file(case, None, case.variant.mmu) }, file))
 }

@@ -66,6 +66,9 @@ pub struct BootTest {
     pub l2: Option<L2Tables>,
     /// The VM's hypervisor, which runs the guest or kernel.
     pub l1: Option<L1>,
+    /// With KVM as `l1`, set if the kernel of KVM's guest is the one that KVM is in.
+    #[serde(default)]
+    pub newest: bool,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// vCPUs of each VM; as many as harts if not given.
@@ -386,6 +389,9 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
         {
             Err("`l1` is for one VM, on Gnomon")
         }
+        () if test.newest && !(test.l1 == Some(L1::Kvm) && test.kernel == Some(Kernel::Debian)) => {
+            Err("`newest` is for `kernel = \"debian\"` with `l1 = \"kvm\"`")
+        }
         () if is_kvm && (test.harts != [1] || test.vcpus.is_some_and(|vcpus| vcpus != 1)) => {
             Err("under KVM there are one hart and one vCPU")
         }
@@ -487,6 +493,7 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage']\nh = [false]\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nharts = [2]\n", "one hart"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nnewest = true\n", "`kvm`"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),

@@ -279,6 +279,7 @@ mod tests {
             has_rng: true,
             has_virtio_console: false,
             ports: vec!["agent".into()],
+            has_pmu: true,
         };
         let (events, plic) = (EventsState::default(), PlicState::default());
         State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![] }

@@ -89,6 +89,31 @@ macro_rules! csrs {
                 }
                 is_there == 1
             }
+
+            /// Like [`exists`], in HS or S mode.
+            ///
+            /// # Safety
+            /// HS or S mode, with interrupts disabled; an illegal instruction comes to `stvec`. Overwrites the trap CSRs, `sstatus.SPP`
+            /// and `hstatus.SPV` where there is none.
+            #[must_use]
+            pub unsafe fn exists_for_supervisor() -> bool {
+                let is_there: u64;
+                // SAFETY: by the caller's promise the trap comes to `stvec`, which is as before at the end.
+                unsafe {
+                    asm!(
+                        "la {old}, 2f",
+                        "csrrw {old}, stvec, {old}",
+                        "li {there}, 0",
+                        concat!("csrr {scratch}, ", stringify!($name)),
+                        "li {there}, 1",
+                        ".balign 4",
+                        "2: csrw stvec, {old}",
+                        old = out(reg) _, there = out(reg) is_there, scratch = out(reg) _,
+                        options(nostack)
+                    );
+                }
+                is_there == 1
+            }
         }
     )*};
 }
@@ -101,6 +126,8 @@ csrs! {
     mvendorid marchid mimpid mstateen0 mcountinhibit scountinhibit time
     pmpcfg0 pmpaddr0 pmpaddr1 pmpaddr2 pmpaddr3 pmpaddr4 pmpaddr5 pmpaddr6 pmpaddr7
     vlenb vstart vcsr vl vtype fcsr
+    mcycle minstret cycle instret
+    hpmcounter3 hpmcounter4 hpmcounter5 hpmcounter6 hpmcounter7 hpmcounter8
 }
 
 /// The VS-level registers under the names by which a guest knows them.

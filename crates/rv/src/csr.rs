@@ -175,5 +175,7 @@ pub mod atp {
 
 /// `hcounteren` and its like: cycle, time and instret.
 pub const COUNTEREN_BASE: u64 = 0b111;
+/// Their bits of `hpmcounter3` to `hpmcounter8`.
+pub const COUNTEREN_HPM: u64 = 0b111111 << 3;
 /// Their bit of `time`.
 pub const COUNTEREN_TM: u64 = 0b010;

@@ -277,6 +277,7 @@ fn user_privileged(world: &World) -> Check {
         (0x6c05_4573, "hlv.d"),
         (read_csr(0xc00), "rdcycle without scounteren"),
         (read_csr(0xc02), "rdinstret without scounteren"),
+        (read_csr(0xc03), "csrr hpmcounter3 without scounteren"),
         (0x0000_000b, "custom-0"),
     ];
     if board().has("h") {
@@ -311,6 +312,18 @@ fn user_privileged(world: &World) -> Check {
     unsafe { csr::scounteren::write(0) };
     ensure_eq!(trap.cause, ECALL_U, "cause after rdtime with scounteren");
     ensure!((before..=csr::time::read()).contains(&user.x[10]), "rdtime says {}", user.x[10]);
+    // So does a counter of SBI PMU.
+    // SAFETY: as above.
+    let is_set = unsafe {
+        csr::scounteren::write(0b1000);
+        csr::scounteren::read() == 0b1000
+    };
+    if is_set && sbi::probe(sbi_spec::pmu::EID_PMU) {
+        let (_, trap) = world.user(read_csr(0xc03), 0);
+        ensure_eq!(trap.cause, ECALL_U, "cause after csrr hpmcounter3 with scounteren");
+    }
+    // SAFETY: as above.
+    unsafe { csr::scounteren::write(0) };
     Ok(())
 }
 

@@ -249,6 +249,7 @@ mod tests {
             mmu_type: "riscv,sv57".into(),
             timer: GuestTimer::Sstc,
             emulates_misaligned: false,
+            has_pmu: false,
             vlenb: 0,
             timebase: 10_000_000,
             clock: Some(crate::machine::clock::Clock::new(10_000_000, 0, 0)),

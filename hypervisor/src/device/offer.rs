@@ -101,6 +101,8 @@ pub struct Offer {
     pub firmware_emulates_time: bool,
     /// Set if misaligned accesses of guests that harts trap come to Gnomon: in the firmware seat, on harts without Zicclsm.
     pub emulates_misaligned: bool,
+    /// Set if reads of `hpmcounter3` and those after it come to Gnomon, so that guests can be offered counters (SBI PMU).
+    pub has_pmu: bool,
     /// Bytes in a vector register, 0 without V.
     pub vlenb: usize,
     /// Ticks of `time` in a second.

@@ -14,6 +14,7 @@ use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use rv::insn::{MemOp, PlainAccess};
 use rv::{Access, Exception, Exit, Trap};
+use sbi_spec::pmu::firmware_event;
 
 /// Handles a misaligned access that came to Gnomon. It is the guest's own if its kernel has asked for that (SBI FWFT), or if it
 /// is by an instruction that cannot be made byte by byte: an AMO, LR, SC, or a vector access.
@@ -25,6 +26,8 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception
         return inject(run, &trap, env);
     }
     let Some(insn) = code::fetch(run, env) else { return code::refetch(g, run, env) };
+    let is_load = exception == Exception::LoadMisaligned;
+    run.count_firmware(if is_load { firmware_event::MISALIGNED_LOAD } else { firmware_event::MISALIGNED_STORE }, 1);
     let found = PlainAccess::decode(insn, &run.context.x).filter(|found| !found.is_float || g.offer.isa.has("d"));
     let Some(found) = found else { return inject(run, &trap, env) };
     if !env.begin_accesses(run) {

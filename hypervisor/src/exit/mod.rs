@@ -6,6 +6,7 @@
 
 mod brief;
 mod code;
+mod counters;
 mod inject;
 mod memory;
 mod misaligned;
@@ -110,7 +111,6 @@ pub fn handle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
 // As `handle`: by a call, it takes 30 instructions more.
 #[inline(always)]
 fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
-    let exit = run.context.exit;
     let Some(insn) = code::trapped(run, env) else { return code::refetch(g, run, env) };
     let from = env.privilege();
     match (insn, from) {
@@ -136,6 +136,17 @@ fn privileged_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) ->
     if let Some(outcome) = nested::instruction(g, run, (insn, from), env) {
         return outcome;
     }
+    unusual_instruction(g, run, (insn, from), env)
+}
+
+/// Handles an instruction that only guests which measure, and faulty ones, execute.
+#[cold]
+#[inline(never)]
+fn unusual_instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, (insn, from): (u64, Mode), env: &mut E) -> Outcome {
+    if let Some(outcome) = counters::read(g, run, insn, from, env) {
+        return outcome;
+    }
+    let exit = run.context.exit;
     // The guest's machine has no H extension, or its user mode may not use it: to it a virtual instruction is an illegal one. One that
     // was illegal to begin with is so with the hart's own `tval`.
     let tval = if exit.cause == Exception::IllegalInstruction.code() { exit.tval } else { insn };

@@ -60,6 +60,9 @@ pub trait Env: Worlds + Emulation {
     /// Sets Gnomon's timer to the earliest deadline, after a brief exit has changed the deadline of the loaded vCPU.
     /// After other exits the timer is set anyway.
     fn deadline_changed(&mut self, run: &VcpuRun);
+    /// Takes samples of the hart's counters at exits and entries of the loaded vCPU from now on, or no longer, as its counters of SBI PMU
+    /// want ([`VcpuRun::samples`]).
+    fn follow_counters(&mut self, run: &VcpuRun);
     /// Sets the loaded vCPU's own comparator, in guest time, for guests with Sstc.
     fn set_guest_deadline(&mut self, deadline: u64);
     /// Makes `hart` leave its guest, or its wait.

@@ -19,7 +19,7 @@ pub struct Isa {
 /// beyond what it does. Anything not listed is withheld: a guest is never promised a feature that
 /// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (on request only:
 /// [`Isa::with_svadu`]), `smaia`/`ssaia`, `sscofpmf`
-/// (no PMU is offered), `smstateen`, `zkr` and with it `zk` (no guest can reach the `seed` CSR), `q`
+/// (SBI PMU's counters raise no interrupt when they overflow), `smstateen`, `zkr` and with it `zk` (no guest can reach the `seed` CSR), `q`
 /// (only the D registers are saved), and `svpbmt` (an uncached alias would show what an earlier owner
 /// left in memory behind the caches).
 const PASSED_ON: &str = "\

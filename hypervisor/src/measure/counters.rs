@@ -94,6 +94,8 @@ counters! {
         sbi_root_cache = "sbi.root_cache",
         /// SBI calls of hypervisors, for nested acceleration.
         sbi_nacl = "sbi.nacl",
+        /// SBI calls about counters.
+        sbi_pmu = "sbi.pmu",
         /// SBI legacy calls.
         sbi_legacy = "sbi.legacy",
         /// SBI calls of extensions or functions that do not exist.
@@ -160,6 +162,8 @@ counters! {
         wfis = "vcpu.wfis",
         /// Reads of `time` that Gnomon emulated.
         time_reads = "vcpu.time_reads",
+        /// Reads of counters of SBI PMU that Gnomon emulated.
+        counter_reads = "vcpu.counter_reads",
         /// Misaligned accesses that Gnomon emulated.
         misaligned = "vcpu.misaligned",
         /// WRS.NTOs that came to Gnomon.

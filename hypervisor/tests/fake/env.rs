@@ -39,6 +39,9 @@ impl Env for Hart {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
         self.regs = *regs;
     }
+    fn follow_counters(&mut self, run: &VcpuRun) {
+        self.events.push(Event::Samples(run.samples()));
+    }
     fn user_environment(&self) -> u64 {
         0
     }

@@ -111,6 +111,8 @@ pub enum Event {
     SoftwareInterrupt(bool),
     DeadlineChanged(u64),
     GoOnSoon,
+    /// Samples are taken from now on, or no longer.
+    Samples(bool),
 }
 
 pub struct Hart {
@@ -279,6 +281,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mmu_type: "riscv,sv39".into(),
         timer,
         emulates_misaligned: false,
+        has_pmu: true,
         vlenb: 0,
         timebase: 10_000_000,
         clock: None,

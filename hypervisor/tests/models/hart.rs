@@ -457,6 +457,7 @@ impl Env for Hart {
     fn set_trap_regs(&mut self, regs: &VsTrapRegs) {
         self.regs = *regs;
     }
+    fn follow_counters(&mut self, _: &VcpuRun) {}
     fn user_environment(&self) -> u64 {
         0
     }

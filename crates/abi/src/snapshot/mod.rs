@@ -90,6 +90,8 @@ pub struct Told {
     pub has_virtio_console: bool,
     /// The names of its ports. Connections to them are not in the snapshot.
     pub ports: Vec<String>,
+    /// True if it has SBI PMU.
+    pub has_pmu: bool,
 }
 
 /// The properties of a disk that must match.
@@ -132,6 +134,25 @@ pub struct VcpuState {
     pub is_locked: bool,
     /// The page that it shares ([`crate::root_cache`]), if it does.
     pub root_cache: Option<RootCacheState>,
+    /// Its counters of SBI PMU that have an event or a value.
+    pub counters: Vec<CounterState>,
+}
+
+/// A counter of SBI PMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CounterState {
+    /// Its number.
+    pub number: u8,
+    /// Its event (`event_idx`), if it has one.
+    pub event: Option<u32>,
+    /// The event's `event_data`.
+    pub data: u64,
+    /// The worlds in which it counts: bit 0 for the vCPU's guest, bit 1 for the guests of that.
+    pub worlds: u8,
+    /// Its value.
+    pub value: u64,
+    /// True if it runs.
+    pub is_running: bool,
 }
 
 /// The page that a vCPU's kernel shares.
@@ -207,7 +228,7 @@ impl State {
     /// Returns whether so many bytes are no more than it needs. All parts but lists of bytes and the state of each vCPU are short.
     fn is_proportionate(&self, bytes: usize) -> bool {
         const FIXED: usize = 16 << 10;
-        const OF_A_VCPU: usize = 1 << 10;
+        const OF_A_VCPU: usize = 2 << 10;
         let uart = |placed: &Placed| match &placed.device {
             DeviceState::Uart(uart) => uart.sending.0.len() + uart.received.0.len() + uart.looped.0.len(),
             DeviceState::Rtc(_) | DeviceState::Virtio(_) => 0,

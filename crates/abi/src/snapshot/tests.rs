@@ -20,6 +20,7 @@ fn state() -> State {
         delegates_misaligned: true,
         is_locked: false,
         root_cache: Some(RootCacheState { at: 0x8000_3000, places: 4, is_tagged: true }),
+        counters: vec![CounterState { number: 3, event: Some(1), data: 0, worlds: 3, value: !0, is_running: true }],
     };
     let queue = QueueState { size: 64, ready: Some([1, 0, u16::MAX]), ..QueueState::default() };
     let devices = [
@@ -45,6 +46,7 @@ fn state() -> State {
             has_rng: true,
             has_virtio_console: true,
             ports: vec!["agent".into()],
+            has_pmu: true,
         },
         vcpus: vec![vcpu; 2],
         events: EventsState { local: vec![EventState::default(); 2], ..EventsState::default() },

@@ -1,8 +1,9 @@
-//! The SBI calls that do not move the machine: base, the debug console, software events, firmware features, and what every call
+//! The SBI calls that do not move the machine: base, the debug console, software events, firmware features, counters, and what every call
 //! answers to nonsense.
 #![no_std]
 #![no_main]
 
+mod counters;
 mod events;
 mod features;
 
@@ -13,7 +14,7 @@ use guests::sbi::{self, ALL_HARTS, INVALID_PARAM, NOT_SUPPORTED, SUCCESS, call};
 use guests::{Check, Text, access, board, ensure, ensure_eq, hart, paging, run, trap};
 use rv::Interrupt;
 use rv::format::SV39;
-use sbi_spec::{base, dbcn, dbtr, fwft, hsm, legacy, rfnc, spi, srst, sse, susp, time};
+use sbi_spec::{base, dbcn, dbtr, fwft, hsm, legacy, pmu, rfnc, spi, srst, sse, susp, time};
 
 guests::entry_point!(main);
 
@@ -39,6 +40,7 @@ fn main() {
     run("sbi/reset-bad-type", reset_bad_type);
     run("sbi/no-system-suspend", no_system_suspend);
     events::checks();
+    counters::checks();
     features::checks();
     if sbi::is_gnomon() {
         // OpenSBI 1.5.1 answers "failed" to a high half, and writes from anything it may access.
@@ -53,7 +55,7 @@ fn main() {
     }
 }
 
-const EXTENSIONS: [(usize, &str); 9] = [
+const EXTENSIONS: [(usize, &str); 10] = [
     (base::EID_BASE, "base"),
     (time::EID_TIME, "TIME"),
     (spi::EID_SPI, "IPI"),
@@ -63,6 +65,7 @@ const EXTENSIONS: [(usize, &str); 9] = [
     (dbcn::EID_DBCN, "DBCN"),
     (fwft::EID_FWFT, "FWFT"),
     (sse::EID_SSE, "SSE"),
+    (pmu::EID_PMU, "PMU"),
 ];
 
 /// Unused extension ids: unassigned, of the experimental space, with high bits set.

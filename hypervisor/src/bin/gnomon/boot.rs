@@ -522,6 +522,7 @@ fn offer(machine: &Machine, (guest, denial): (GuestMode, Denial), abilities: &Ab
         timer: if isa.has("sstc") { GuestTimer::Sstc } else { GuestTimer::Sbi },
         firmware_emulates_time,
         emulates_misaligned: emulates_misaligned(Seat::get(), &machine.common_isa()),
+        has_pmu: abilities.has_counters && !firmware_emulates_time,
         vlenb: abilities.vlenb,
         timebase: machine.timebase,
         disks: Disks::default(),

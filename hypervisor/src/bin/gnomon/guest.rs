@@ -8,6 +8,7 @@
 
 mod bank;
 mod bytes;
+mod counters;
 mod emulation;
 mod nesting;
 mod probe;
@@ -26,7 +27,7 @@ use hypervisor::machine::isa::Isa;
 use hypervisor::vm::vcpu::VsTrapRegs;
 use metal::{csr, fence, lane, world};
 use nesting::{Lines, Nesting};
-use rv::csr::{atp, envcfg, hstatus, status};
+use rv::csr::{COUNTEREN_BASE, COUNTEREN_HPM, atp, envcfg, hstatus, status};
 use rv::{Addr, Asid, Exception, Format, Gva, Hpa, Interrupt, Mode, Pfn, Vmid};
 
 /// The exceptions that guests take themselves: what a kernel expects to see, and what needs nothing
@@ -176,7 +177,9 @@ impl GuestHart {
                     // to take the S-level ones, and they stay disabled in `mie`; but QEMU hides from a
                     // *guest's* `sip` and `sie` what `mideleg` does not delegate.
                     csr::mideleg::write(S_INTERRUPTS);
-                    csr::mcounteren::write(rv::csr::COUNTEREN_BASE);
+                    // What HS mode may read traps in VS mode as a virtual instruction, which comes here.
+                    let traps = if mode == GuestMode::Virtual { COUNTEREN_HPM } else { 0 };
+                    csr::mcounteren::write(COUNTEREN_BASE | traps);
                     // Some harts have `time` for M mode alone.
                     this.emulates_time |= csr::mcounteren::read() & rv::csr::COUNTEREN_TM == 0;
                     if has_envcfg {
@@ -199,7 +202,7 @@ impl GuestHart {
                     csr::hie::write(0);
                     csr::hgeie::write(0);
                     csr::hvip::write(0);
-                    csr::hcounteren::write(rv::csr::COUNTEREN_BASE);
+                    csr::hcounteren::write(COUNTEREN_BASE);
                     csr::hstatus::write(hstatus::VSXL_64);
                     csr::henvcfg::write(wanted | envcfg::ADUE);
                 }
@@ -230,7 +233,7 @@ impl GuestHart {
             GuestMode::Supervisor => 0,
         };
         let vlenb = if common.has("v") { this.vector_bytes() } else { 0 };
-        let abilities = probe::probe(mode, environment, vlenb)?;
+        let abilities = probe::probe(mode, environment, vlenb, probe::counters_trap(seat, mode))?;
         this.use_vmid_bits(abilities.vmid_bits);
         Ok((this, abilities))
     }

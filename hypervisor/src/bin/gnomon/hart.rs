@@ -28,8 +28,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use due::{Due, Ticks};
 use hypervisor::control;
 use hypervisor::device::offer::{Denial, GuestTimer};
-use hypervisor::exit;
-use hypervisor::exit::watch;
+use hypervisor::exit::{self, watch};
 use hypervisor::gnomon::Gnomon;
 use hypervisor::hart::budget::Budget;
 use hypervisor::hart::env::Env;
@@ -69,6 +68,16 @@ struct Probed {
     event: Option<abi::control::Event>,
 }
 
+/// The facts about exits that are more than handled.
+struct Unplain {
+    /// Set once an exit has shown that guests do run in their mode.
+    is_proven: bool,
+    /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
+    samples: bool,
+    /// The exit that is being handled, if it is noted.
+    exit: Option<Probed>,
+}
+
 /// A hart's own block; `tp` points to it.
 pub struct Hart {
     g: &'static Gnomon,
@@ -93,12 +102,10 @@ pub struct Hart {
     spins: bool,
     due: Due,
     ticks: Ticks,
-    /// Set once an exit has shown that guests do run in their mode.
-    is_proven: bool,
-    /// Set if exits are only handled: one has proved that, and no client wants to know of them.
+    /// Set if exits are only handled: one has proved that, no client wants to know of them, and no samples are taken.
     is_plain: bool,
-    /// The exit that is being handled, if it is noted.
-    exit: Option<Probed>,
+    /// The facts about exits that are more than handled.
+    unplain: Unplain,
 }
 
 /// The reason for which a vCPU leaves its hart, and is no longer started.
@@ -170,9 +177,8 @@ impl Hart {
             spins: false,
             due: Due::NOTHING,
             ticks: Ticks::new(per_ms),
-            is_proven: false,
             is_plain: false,
-            exit: None,
+            unplain: Unplain { is_proven: false, samples: false, exit: None },
             g: start.g,
         }
     }
@@ -577,6 +583,7 @@ extern "C" fn first_entry(address: usize) -> ! {
     // SAFETY: the address that `run` passed, on an empty stack.
     let hart = unsafe { this_hart(address) };
     let context = hart.schedule();
+    hart.end_exit();
     let guest = hart.guest;
     // SAFETY: prepared by `enter`; nothing of this stack is needed any more.
     unsafe { guest.enter(context) }

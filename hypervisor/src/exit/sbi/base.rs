@@ -5,7 +5,7 @@ use super::legacy::EIDS as LEGACY;
 use crate::vm::sbi_error::Error;
 use abi::root_cache;
 use sbi_spec::base::{self, UNAVAILABLE_EXTENSION, Version};
-use sbi_spec::{dbcn, fwft, hsm, nacl, rfnc, spi, srst, sse, time};
+use sbi_spec::{dbcn, fwft, hsm, nacl, pmu, rfnc, spi, srst, sse, time};
 
 /// Gnomon's implementation id: "gnom". The registered ids are below 0x100.
 pub const IMPLEMENTATION: u64 = 0x676e_6f6d;
@@ -25,8 +25,17 @@ const OFFERED: [usize; 10] = [
     root_cache::EXTENSION,
 ];
 
-/// Handles a call. `offers_nacl`: whether the caller is offered what helps hypervisors. A probe of that is an error if it is not given.
-pub(super) fn call(function: usize, argument: u64, offers_nacl: Option<bool>) -> Reply {
+/// The extensions that not all callers are offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Offered {
+    /// Nested acceleration, for hypervisors.
+    pub(super) nacl: bool,
+    /// Counters.
+    pub(super) pmu: bool,
+}
+
+/// Handles a call. A probe of an extension that not all callers are offered is an error if `offered` is not given.
+pub(super) fn call(function: usize, argument: u64, offered: Option<Offered>) -> Reply {
     match function {
         base::GET_SBI_SPEC_VERSION => Ok(((Version::V2_0.major() << 24) | Version::V2_0.minor()) as u64),
         base::GET_SBI_IMPL_ID => Ok(IMPLEMENTATION),
@@ -34,7 +43,8 @@ pub(super) fn call(function: usize, argument: u64, offers_nacl: Option<bool>) ->
         base::PROBE_EXTENSION => {
             let wanted = argument as usize;
             let found = match wanted {
-                nacl::EID_NACL => offers_nacl.ok_or(Error::NotSupported)?,
+                nacl::EID_NACL => offered.ok_or(Error::NotSupported)?.nacl,
+                pmu::EID_PMU => offered.ok_or(Error::NotSupported)?.pmu,
                 _ => OFFERED.contains(&wanted) || LEGACY.contains(&wanted),
             };
             Ok(if found { 1 } else { UNAVAILABLE_EXTENSION as u64 })
@@ -53,11 +63,14 @@ mod tests {
 
     #[test]
     fn the_version_is_two() {
-        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0, Some(false)), Ok(0x0200_0000));
-        assert_eq!(call(99, 0, Some(false)), Err(Error::NotSupported));
-        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64, Some(false)), Ok(1));
-        assert_eq!(call(base::PROBE_EXTENSION, 0x504d55, Some(false)), Ok(0));
-        let nacl = |is_offered| call(base::PROBE_EXTENSION, nacl::EID_NACL as u64, Some(is_offered));
-        assert_eq!((nacl(false), nacl(true)), (Ok(0), Ok(1)));
+        const NONE: Option<Offered> = Some(Offered { nacl: false, pmu: false });
+        assert_eq!(call(base::GET_SBI_SPEC_VERSION, 0, NONE), Ok(0x0200_0000));
+        assert_eq!(call(99, 0, NONE), Err(Error::NotSupported));
+        assert_eq!(call(base::PROBE_EXTENSION, hsm::EID_HSM as u64, None), Ok(1));
+        let probe = |eid: usize, offered| call(base::PROBE_EXTENSION, eid as u64, offered);
+        for (eid, nacl, pmu) in [(nacl::EID_NACL, true, false), (pmu::EID_PMU, false, true)] {
+            assert_eq!(probe(eid, Some(Offered { nacl, pmu })), Ok(1));
+            assert_eq!((probe(eid, NONE), probe(eid, None)), (Ok(0), Err(Error::NotSupported)));
+        }
     }
 }

@@ -10,16 +10,24 @@ use crate::vm::vcpu::{NOWHERE, VcpuRun, request};
 use core::sync::atomic::Ordering;
 use mmu::shadow::GuestFence;
 use rv::{Addr, Asid};
+use sbi_spec::pmu::firmware_event;
 use sbi_spec::rfnc;
 
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Reply {
     let [mask, base, start, size, asid, _] = args;
     let (mut requests, mut fence) = (request::FENCES, None);
-    match function {
-        rfnc::REMOTE_FENCE_I => requests = request::FENCE_I,
-        rfnc::REMOTE_SFENCE_VMA => fence = Some(GuestFence { range: range(start, size), asid: None }),
+    let sent = match function {
+        rfnc::REMOTE_FENCE_I => {
+            requests = request::FENCE_I;
+            firmware_event::FENCE_I_SENT
+        }
+        rfnc::REMOTE_SFENCE_VMA => {
+            fence = Some(GuestFence { range: range(start, size), asid: None });
+            firmware_event::SFENCE_VMA_SENT
+        }
         rfnc::REMOTE_SFENCE_VMA_ASID => {
             fence = Some(GuestFence { range: range(start, size), asid: Some(Asid(asid as u16)) });
+            firmware_event::SFENCE_VMA_ASID_SENT
         }
         // Whatever they are about, they become one of everything.
         rfnc::REMOTE_HFENCE_GVMA_VMID
@@ -29,12 +37,19 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args:
             if run.nested.is_some() =>
         {
             requests = request::HFENCES;
+            match function {
+                rfnc::REMOTE_HFENCE_GVMA_VMID => firmware_event::HFENCE_GVMA_VMID_SENT,
+                rfnc::REMOTE_HFENCE_GVMA => firmware_event::HFENCE_GVMA_SENT,
+                rfnc::REMOTE_HFENCE_VVMA_ASID => firmware_event::HFENCE_VVMA_ASID_SENT,
+                _ => firmware_event::HFENCE_VVMA_SENT,
+            }
         }
         _ => return Err(Error::NotSupported),
-    }
+    };
     let mut on_harts = 0u64;
     for vcpu in targets(run, mask, base)? {
         run.shared.counters.fences_remote.bump();
+        run.count_firmware(sent, 1);
         if let Some(fence) = fence {
             vcpu.fences.lock().push(fence);
         }

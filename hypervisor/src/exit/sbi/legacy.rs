@@ -19,6 +19,7 @@ use core::sync::atomic::Ordering;
 use rv::csr::status;
 use rv::{Access, Addr, Exception, Gva, PAGE_BYTES, Request, Trap};
 use sbi_spec::legacy as spec;
+use sbi_spec::pmu::firmware_event;
 use sbi_spec::{rfnc, spi, time};
 
 /// The extensions of the legacy calls.
@@ -59,7 +60,10 @@ pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args
 /// Calls about this hart.
 fn own<E: Env>(g: &Gnomon, run: &mut VcpuRun, extension: usize, args: Args, env: &mut E) -> Reply {
     match extension {
-        spec::LEGACY_SET_TIMER => set_timer(g, run, time::SET_TIMER, args[0], env),
+        spec::LEGACY_SET_TIMER => {
+            run.count_firmware(firmware_event::SET_TIMER, 1);
+            set_timer(g, run, time::SET_TIMER, args[0], env)
+        }
         spec::LEGACY_CONSOLE_GETCHAR => {
             let vm = run.vm.clone();
             let mut uart = vm.devices.uart.lock();

@@ -1,4 +1,4 @@
-//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST and DBCN, the legacy calls, and of version 3.0
+//! The SBI that guests call: version 2.0 with base, TIME, IPI, RFENCE, HSM, SRST, DBCN and PMU, the legacy calls, and of version 3.0
 //! FWFT and SSE; and an extension of Gnomon's own.
 //! Numbers come from the `sbi-spec` crate.
 
@@ -9,6 +9,7 @@ mod features;
 mod fences;
 mod hart_state;
 mod legacy;
+mod pmu;
 mod root_cache;
 mod signals;
 mod software_events;
@@ -27,10 +28,11 @@ use abi::record::EndReason;
 use abi::root_cache::EXTENSION as ROOT_CACHE;
 use abi::tunable::Id;
 use alloc::format;
+use base::Offered;
 use core::sync::atomic::Ordering;
 use encoding::{Answer, Args, again, answer, unreached};
 use lane::Context;
-use sbi_spec::{base as spec_base, dbcn, fwft, hsm, nacl, rfnc, spi, srst, sse, time};
+use sbi_spec::{base as spec_base, dbcn, fwft, hsm, nacl, pmu as spec_pmu, rfnc, spi, srst, sse, time};
 use signals::{send_ipi, set_timer};
 
 /// Handles an SBI call of the loaded vCPU; `pc` is already past the `ecall`.
@@ -42,7 +44,7 @@ pub fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
     let reply = match extension {
         spec_base::EID_BASE => {
             counters.sbi_base.bump();
-            base::call(function, args[0], Some(offers_nacl(g, run)))
+            base::call(function, args[0], Some(offered(g, run)))
         }
         time::EID_TIME => {
             counters.sbi_time.bump();
@@ -135,9 +137,10 @@ pub(crate) fn call_base_briefly(run: &mut VcpuRun) -> Brief {
     over(run, value)
 }
 
-/// Returns whether probes find NACL: on a machine with the H extension, unless it is to do without.
-fn offers_nacl(g: &Gnomon, run: &VcpuRun) -> bool {
-    run.nested.is_some() && g.tunables.is_on(Id::Nacl)
+/// Returns the extensions that probes find here, and not everywhere. NACL is on machines with the H extension, unless they are to do
+/// without.
+fn offered(g: &Gnomon, run: &VcpuRun) -> Offered {
+    Offered { nacl: run.nested.is_some() && g.tunables.is_on(Id::Nacl), pmu: g.offer.has_pmu }
 }
 
 /// Ends a brief call.
@@ -173,6 +176,10 @@ fn seldom<E: Env>(
         ROOT_CACHE => {
             run.shared.counters.sbi_root_cache.bump();
             root_cache::call(g, run, function, args, env)
+        }
+        spec_pmu::EID_PMU if g.offer.has_pmu => {
+            run.shared.counters.sbi_pmu.bump();
+            pmu::call(g, run, function, args, env).map(Answer::Reply)
         }
         nacl::EID_NACL if run.nested.is_some() => {
             run.shared.counters.sbi_nacl.bump();

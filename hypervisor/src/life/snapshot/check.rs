@@ -38,6 +38,11 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
         let (theirs, ours) = (told.timebase, offer.timebase);
         return Err(format!("its clock counts {theirs} times a second, and this machine's {ours} times"));
     }
+    if told.has_pmu && !offer.has_pmu {
+        return Err("its guest was offered counters (SBI PMU), which these harts, or their firmware, do not let Gnomon emulate: \
+                    restore it on harts with hpmcounter3 to hpmcounter8"
+            .into());
+    }
     if offer.firmware_emulates_time {
         return Err("the device tree names Zihpm and not Zicntr, so the harts have no `time` CSR, and the firmware shows guests \
                     its own time, so their clock cannot continue: restore it in the firmware seat (--seat firmware)"

@@ -149,6 +149,7 @@ fn told(g: &Gnomon, vm: &Vm, time: u64) -> Told {
         has_rng: vm.devices.has::<Mmio<Rng>>(),
         has_virtio_console: config.virtio_console,
         ports: config.ports.clone(),
+        has_pmu: offer.has_pmu,
     }
 }
 

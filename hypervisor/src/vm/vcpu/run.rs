@@ -5,11 +5,13 @@ use super::csrs::VsCsrs;
 use super::features::Features;
 use super::looks::Looks;
 use super::nested::Nested;
+use super::pmu::{EventsOffered, Pmu};
 use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
 use super::watch::Watch;
 use super::way::Way;
+use crate::device::offer::Offer;
 use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -89,6 +91,8 @@ pub struct VcpuRun {
     pub g_root: Option<Pfn<Hpa>>,
     /// The memory that is being made ready for the fault that it makes next. Nothing while it is parked.
     pub ready: Ready,
+    /// The counters of SBI PMU, from the first call about them on.
+    pub pmu: Option<Box<Pmu>>,
 }
 
 /// The registers of one privilege world (VS and VU mode, or S and U mode of a hart without H) of a vCPU, apart from the integer ones.
@@ -169,6 +173,7 @@ impl VcpuRun {
             tables: vm_tables,
             adapts,
             features: Features::default(),
+            pmu: None,
             root_cache: None,
             watch: Watch::default(),
             looks: Looks::default(),
@@ -193,6 +198,25 @@ impl VcpuRun {
     #[must_use]
     pub fn runs_l2(&self) -> bool {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
+    }
+
+    /// Returns whether counters of SBI PMU run for which its hart takes samples, and makes no exit brief.
+    #[must_use]
+    pub fn samples(&self) -> bool {
+        self.pmu.as_ref().is_some_and(|pmu| pmu.samples())
+    }
+
+    /// Returns the properties of its machine that decide which events SBI PMU has.
+    #[must_use]
+    pub const fn events_offered(&self, offer: &Offer) -> EventsOffered {
+        EventsOffered { misaligned: offer.emulates_misaligned, hypervisor: self.nested.is_some() }
+    }
+
+    /// Counts `n` firmware events of SBI PMU, if its kernel uses that.
+    pub fn count_firmware(&mut self, code: usize, n: u64) {
+        if let Some(pmu) = &mut self.pmu {
+            pmu.count(code, n);
+        }
     }
 
     /// Ends its mappings of pages that its kernel has shared.
@@ -292,6 +316,7 @@ impl VcpuRun {
         self.bank.csrs.vstimecmp = u64::MAX;
         self.deadline = u64::MAX;
         self.features = Features::default();
+        self.pmu = None;
         self.root_cache = None;
         self.unmap_shared();
         if let Some(nested) = &mut self.nested {

@@ -2,6 +2,7 @@
 
 use super::csrs::supervisor_csrs;
 use super::features::Features;
+use super::pmu::Pmu;
 use super::root_cache::RootCache;
 use super::run::VcpuRun;
 use super::shared::{hsm, request};
@@ -68,6 +69,7 @@ impl VcpuRun {
             delegates_misaligned: self.features.delegates_misaligned,
             is_locked: self.features.is_locked,
             root_cache: self.root_cache.as_ref().map(|cache| cache.save()),
+            counters: self.pmu.as_ref().map(|pmu| pmu.save(&self.shared.counters)).unwrap_or_default(),
         }
     }
 
@@ -102,6 +104,7 @@ impl VcpuRun {
             // Checked before. What its places have is out of date, and does no harm.
             Box::new(RootCache::new(Addr::new(it.at), it.places as usize, it.is_tagged))
         });
+        self.pmu = Pmu::restore(&saved.counters, self.events_offered(offer), &self.shared.counters);
         // An event may be due, and its line may be high.
         self.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
     }

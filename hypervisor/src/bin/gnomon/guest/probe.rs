@@ -1,12 +1,13 @@
 //! The properties of a hart that the device tree does not give, found by writing WARL fields and reading them back.
 
 use super::bank::with_bank;
+use crate::seat::Seat;
 use alloc::string::String;
 use alloc::vec::Vec;
 use hypervisor::device::offer::GuestMode;
 use metal::csr;
 use rv::Format;
-use rv::csr::atp;
+use rv::csr::{COUNTEREN_HPM, atp};
 use rv::format::{SV39, SV39X4, SV48, SV48X4, SV57, SV57X4};
 
 /// The abilities that guests find on a hart: the same on every hart that Gnomon uses, for they run on any.
@@ -26,10 +27,12 @@ pub struct Abilities {
     pub asid_bits: u32,
     /// Bytes in a vector register, 0 without V.
     pub vlenb: usize,
+    /// Set if reads of `hpmcounter3` to `hpmcounter8` come to Gnomon.
+    pub has_counters: bool,
 }
 
 /// Tries what the registers of this hart hold, whose guests run in that mode. No guest is loaded.
-pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<Abilities, String> {
+pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize, has_counters: bool) -> Result<Abilities, String> {
     let (g_format, vmid_bits) = match guest {
         GuestMode::Virtual => probe_g_stage().ok_or("the hart has no G-stage format that Gnomon knows")?,
         GuestMode::Supervisor => (&SV39X4, 0),
@@ -37,7 +40,7 @@ pub(super) fn probe(guest: GuestMode, environment: u64, vlenb: usize) -> Result<
     let formats: Vec<_> = [&SV39, &SV48, &SV57].into_iter().filter(|f| takes(guest, f, 0).is_some()).collect();
     let least = formats.first().ok_or("the hart has no page-table format that Gnomon knows")?;
     let asids = takes(guest, least, atp::ASID_BITS).unwrap_or(0);
-    Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb })
+    Ok(Abilities { environment, g_format, vmid_bits, formats, asid_bits: asids.count_ones(), vlenb, has_counters })
 }
 
 /// Checks whether the guest's root register takes the format; if so, returns the ASID bits that remain.
@@ -66,4 +69,25 @@ fn probe_g_stage() -> Option<(&'static Format, u32)> {
         let vmids = read >> atp::ID_SHIFT & atp::VMID_BITS;
         (read >> atp::MODE_SHIFT == mode).then_some((format, vmids.count_ones()))
     })
+}
+
+/// Returns whether guests' reads of `hpmcounter3` to `hpmcounter8` come to Gnomon, and Gnomon may read `cycle` and `instret`. In VS mode
+/// such a read traps as a virtual instruction if HS mode may read the counter, and else is illegal, which is the guest's own.
+pub(super) fn counters_trap(seat: Seat, mode: GuestMode) -> bool {
+    match (seat, mode) {
+        (Seat::Firmware, GuestMode::Virtual) => csr::mcounteren::read() & COUNTEREN_HPM == COUNTEREN_HPM,
+        // All illegal instructions come to Gnomon.
+        (_, GuestMode::Supervisor) => true,
+        // SAFETY: HS mode; no guest has been loaded, and the firmware passes illegal instructions of HS mode on to it.
+        (Seat::Payload, GuestMode::Virtual) => unsafe {
+            csr::cycle::exists_for_supervisor()
+                && csr::instret::exists_for_supervisor()
+                && csr::hpmcounter3::exists_for_supervisor()
+                && csr::hpmcounter4::exists_for_supervisor()
+                && csr::hpmcounter5::exists_for_supervisor()
+                && csr::hpmcounter6::exists_for_supervisor()
+                && csr::hpmcounter7::exists_for_supervisor()
+                && csr::hpmcounter8::exists_for_supervisor()
+        },
+    }
 }

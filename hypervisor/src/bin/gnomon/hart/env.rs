@@ -4,8 +4,9 @@ use super::{FENCE_PAGES, Hart, Reach};
 use crate::guest::Line;
 use crate::seat;
 use abi::tunable::Id;
+use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
-use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs};
+use hypervisor::vm::vcpu::{VcpuRun, VsTrapRegs, request};
 use metal::fence;
 use metal::ram::Ram;
 use mmu::ids::{Acquired, IdSlot};
@@ -90,6 +91,15 @@ impl Env for Hart {
 
     fn deadline_changed(&mut self, run: &VcpuRun) {
         self.arm_for(run);
+    }
+
+    fn follow_counters(&mut self, run: &VcpuRun) {
+        self.unplain.samples = run.samples();
+        if self.unplain.samples {
+            // The end of this exit has to take the first one.
+            self.is_plain = false;
+            run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
+        }
     }
 
     fn set_guest_deadline(&mut self, deadline: u64) {

@@ -38,6 +38,8 @@ impl Hart {
             self.guest.begin_world(nested);
             self.is_plain &= !nested.runs_l2;
         }
+        self.unplain.samples = run.samples();
+        self.is_plain &= !self.unplain.samples;
         // SAFETY: the last vCPU's registers were saved by `unload`.
         unsafe { self.guest.load_csrs(&run.bank.csrs, &self.g.offer) };
         let who = (vm.handle.number, run.shared.id);

@@ -1,5 +1,5 @@
-//! Exits that are more than handled: the first, which proves that guests run where they should, and those that a client
-//! wants to be noted. A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
+//! Exits that are more than handled: the first, which proves that guests run where they should, those that a client
+//! wants to be noted, and those of vCPUs whose hardware counters run (SBI PMU). A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
 //! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::{Hart, Probed};
@@ -15,13 +15,16 @@ impl Hart {
     #[cold]
     #[inline(never)]
     pub(super) fn begin_exit(&mut self) -> bool {
-        if !self.is_proven {
+        if !self.unplain.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
-            self.is_proven = true;
+            self.unplain.is_proven = true;
+        }
+        let is_of_l2 = self.guest.runs_l2();
+        if self.unplain.samples {
+            self.sample_exit(is_of_l2);
         }
         let now = self.now();
-        let is_of_l2 = self.guest.runs_l2();
         if !self.is_probed(now) {
             return is_of_l2;
         }
@@ -32,7 +35,7 @@ impl Hart {
         let is_own = |run: &VcpuRun| matches!(Cause::from_register(run.context.exit.cause), Cause::Exception(_));
         let own = self.current.as_deref().filter(|run| is_own(run));
         let vcpu = own.map(|run| (run.vm.handle.number, run.shared.id));
-        self.exit =
+        self.unplain.exit =
             Some(Probed { idle: noted.of(Doing::Idle), host: noted.of(Doing::Host), vcpu, event: self.event(now) });
         if let Some(run) = &self.current {
             run.shared.counters.time_guest.add(noted.of(Doing::Guest) - before);
@@ -42,11 +45,33 @@ impl Hart {
         is_of_l2
     }
 
-    /// Ends a noted exit, when a guest is about to be entered, this one or another.
+    /// Takes a sample at an exit.
+    fn sample_exit(&mut self, is_of_l2: bool) {
+        let sample = self.guest.sample();
+        if let Some(run) = &mut self.current {
+            if let Some(pmu) = &mut run.pmu {
+                pmu.leave(sample, is_of_l2);
+            }
+            // It finds that when it is about to enter its guest again.
+            run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends an exit that is more than handled, when a guest is about to be entered, this one or another.
     #[cold]
     #[inline(never)]
     pub(super) fn end_exit(&mut self) {
-        let Some(Probed { idle, host, vcpu, event }) = self.exit.take() else { return };
+        self.end_noted();
+        if self.unplain.samples
+            && let Some(pmu) = self.current.as_mut().and_then(|run| run.pmu.as_mut())
+        {
+            pmu.enter(self.guest.sample());
+        }
+    }
+
+    /// Ends a noted exit.
+    fn end_noted(&mut self) {
+        let Some(Probed { idle, host, vcpu, event }) = self.unplain.exit.take() else { return };
         let (now, noted) = (self.now(), &self.shared.probe);
         noted.turn(Doing::Guest, now);
         // A vCPU that has left may be on another hart, which writes its counters.
@@ -61,7 +86,7 @@ impl Hart {
 
     /// Adds its detail to an exit by an interrupt, if it is noted.
     pub(super) fn mark_exit(&mut self, detail: u64) {
-        if let Some(Probed { event: Some(event), .. }) = &mut self.exit
+        if let Some(Probed { event: Some(event), .. }) = &mut self.unplain.exit
             && matches!(Cause::from_register(event.cause), Cause::Interrupt(_))
         {
             event.detail = detail;
@@ -97,7 +122,7 @@ impl Hart {
             return true;
         }
         noted.end(now);
-        self.is_plain = self.is_proven && !self.guest.runs_l2();
+        self.is_plain = self.unplain.is_proven && !self.unplain.samples && !self.guest.runs_l2();
         self.set_policy();
         false
     }

@@ -7,6 +7,7 @@ use hypervisor::exit::{self, sbi};
 use hypervisor::vm::vcpu::{VcpuRun, request};
 use metal::fence;
 use mmu::shadow::GuestFence;
+use sbi_spec::pmu::firmware_event as received;
 
 impl Hart {
     /// Does what was posted to the vCPU, unless it is to leave its hart.
@@ -24,6 +25,9 @@ impl Hart {
             let fences = run.shared.fences.lock().take();
             let fences = fences.unwrap_or_else(|| alloc::vec![GuestFence { range: None, asid: None }]);
             for fence in &fences {
+                let of_asid = fence.asid.is_some();
+                let event = if of_asid { received::SFENCE_VMA_ASID_RECEIVED } else { received::SFENCE_VMA_RECEIVED };
+                run.count_firmware(event, 1);
                 run.vm.translation.fence(self.g, run, fence, self);
             }
         }
@@ -32,9 +36,11 @@ impl Hart {
         }
         if posted & request::FENCE_I != 0 {
             fence::instruction();
+            run.count_firmware(received::FENCE_I_RECEIVED, 1);
         }
         if posted & request::SOFTWARE != 0 {
             self.guest.set_line(Line::Software, true);
+            run.count_firmware(received::IPI_RECEIVED, 1);
         }
         if posted & request::TIMER != 0 {
             run.deadline = u64::MAX;
