@@ -74,7 +74,7 @@ fn wild() -> Check {
         stage.enter();
         let mut user = User::at(CODE + (random.any_bits() & 0xffe));
         user.x.iter_mut().for_each(|x| *x = if random.below(2) == 0 { DATA } else { random.any_bits() });
-        sbi::set_timer(metal::time() + 2000);
+        sbi::set_timer(metal::time() + 10_000);
         trap::enable(Interrupt::STimer.bit());
         let mode = if random.below(4) == 0 { Mode::User } else { Mode::Supervisor };
         let trap = run_guest(&mut user, mode);
