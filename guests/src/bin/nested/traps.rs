@@ -34,6 +34,8 @@ crate::code! {
     waits: "wfi";
     returns: "sret";
     reads_sstatus: "csrr a0, sstatus";
+    reads_counter: "csrr a0, hpmcounter3";
+    reads_comparator: "csrr a0, stimecmp";
     moves_float: "fmv.x.d a0, fa0", "ecall";
 }
 
@@ -142,6 +144,8 @@ fn virtual_instructions() -> Check {
     const VIRTUAL: u64 = 22;
     for (name, code, traps) in [
         ("csrr hstatus", reads_hstatus(), 0),
+        ("csrr hpmcounter3 without hcounteren", reads_counter(), 0),
+        ("csrr stimecmp without henvcfg.STCE", reads_comparator(), 0),
         ("sfence.vma", fences(), hstatus::VTVM),
         ("wfi", waits(), hstatus::VTW),
         ("sret", returns(), hstatus::VTSR),

@@ -10,6 +10,8 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
+use crate::vm::vcpu::pmu::{FIRST_CSR, HARDWARE};
+use core::ops::{Range, RangeInclusive};
 use rv::csr::{COUNTEREN_TM, envcfg};
 use rv::system::{CsrInsn, System, number};
 use rv::{Exception, Mode};
@@ -90,13 +92,15 @@ fn is_virtual_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: CsrInsn, env
     /// CSRs with these bits of their number set cannot be written.
     const READ_ONLY: u16 = 0xc00;
     /// `cycle`, `time` and `instret`.
-    const COUNTERS: core::ops::RangeInclusive<u16> = 0xc00..=0xc02;
+    const COUNTERS: RangeInclusive<u16> = 0xc00..=0xc02;
+    /// Those of SBI PMU.
+    const HPM: Range<u16> = FIRST_CSR..FIRST_CSR + HARDWARE as u16;
     if access.csr & READ_ONLY == READ_ONLY && access.writes() {
         return false;
     }
     let has_sstc = g.offer.timer == GuestTimer::Sstc;
     match access.csr {
-        csr if COUNTERS.contains(&csr) => true,
+        csr if COUNTERS.contains(&csr) || HPM.contains(&csr) && g.offer.has_pmu => true,
         number::STIMECMP | number::VSTIMECMP => has_sstc,
         // From VS mode only if L1 makes accesses to it trap.
         number::SATP => true,
