@@ -2,8 +2,8 @@
 //!
 //! A *mapper* keeps something that was made from a VM's [`crate::AddressSpace`]: the lane's words, the known place of a vCPU's code, a
 //! dirty log, tables of a device's or of a guest's guests. A VM has one list of them ([`crate::AddressSpace::add_mapper`]). Two more
-//! keep such things and are lent with each edit instead: the shadow engine, since it edits the memory itself, and
-//! the TLBs ([`rv::Fence`]).
+//! keep such things and are lent with each edit instead: the engines of shadow tables, since they edit the memory themselves and tell each other
+//! ([`crate::shadow::Companion`]), and the TLBs ([`rv::Fence`]).
 //!
 //! | event | call | when |
 //! |---|---|---|
