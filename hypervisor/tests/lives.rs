@@ -416,7 +416,7 @@ fn resets_say_what_they_are() {
 #[test]
 fn unknown_calls_are_not_supported() {
     let mut w = world(1, GuestTimer::Sstc);
-    assert_eq!(w.sbi(0x504d55, 0, &[]).0, -2);
+    assert_eq!(w.sbi(0x53_5441, 0, &[]).0, -2, "steal-time accounting");
     assert_eq!(w.sbi(base::EID_BASE, 7, &[]).0, -2);
     assert_eq!(w.sbi(9, 0, &[]).0, -2, "the first after the legacy calls");
     assert_eq!(w.run.shared.counters.sbi_unknown.get(), 3);

@@ -220,12 +220,15 @@ fn the_worlds_of_a_hart_are_told_apart() {
 
 #[test]
 fn the_extension_is_refused_where_it_cannot_be() {
-    for mmu in [MmuMode::Lazy, MmuMode::Adaptive] {
+    for (mmu, line) in [
+        (MmuMode::Adaptive, "needs mmu = two-stage"),
+        (MmuMode::Lazy, "vm: mmu = lazy; its guests run on collapsed tables"),
+    ] {
         let config = VmConfig { nested: true, mmu: Some(mmu), ..vm_config("vm", 1) };
         let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
         fake::start_due(&g, &mut hart);
         let printed = printed();
-        assert!(printed.contains("needs mmu = two-stage"), "{printed}");
+        assert!(printed.contains(line), "{printed}");
     }
     // Without it, its instructions are illegal.
     let mut w = world_of(vm_config("vm", 1), GuestTimer::Sstc);

@@ -493,7 +493,7 @@ pub mod tests {
             ("[a]\nabout = ''\nguest = 'x'\nmmu = ['two-stage']\nh = [false]\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\nh = []\n", "never run"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nharts = [2]\n", "one hart"),
-            ("[a]\nabout = ''\nkernel = 'debian'\nnewest = true\n", "`kvm`"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nnewest = true\n", "`newest`"),
             ("[a]\nabout = ''\nguest = 'x'\non = ['kvm']\nexpect.counters = ['a == 1']\n", "Gnomon's alone"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.baseline = 'x'\n", "counters"),
             ("[a]\nabout = ''\nguest = 'x'\nexpect.counters_for = { fast = ['a == 1'] }\n", "fast"),

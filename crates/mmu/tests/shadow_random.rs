@@ -166,11 +166,15 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 73] = [
     (Mutant::Engine(Sabotage::FillsUnlogged), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::FillsUnlogged), Upkeep::Shadow, &["OWNERSHIP", "TLB-LIKE"]),
     (Mutant::Engine(Sabotage::FillsUnseen), Upkeep::Steered, &["TLB-LIKE", "STEERED"]),
-    (Mutant::Engine(Sabotage::LetsTablesGo), Upkeep::Lazy, &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"]),
+    (
+        Mutant::Engine(Sabotage::LetsTablesGo),
+        Upkeep::Lazy,
+        &["OWNERSHIP", "TLB-LIKE", "not Ok", "not Err", "SUBSET", "PROGRESS"],
+    ),
     (
         Mutant::Engine(Sabotage::LetsTablesGo),
         Upkeep::Shadow,
-        &["OWNERSHIP", "TLB-LIKE", "not Ok", "SUBSET", "PROGRESS"],
+        &["OWNERSHIP", "TLB-LIKE", "not Ok", "not Err", "SUBSET", "PROGRESS"],
     ),
 ];
 

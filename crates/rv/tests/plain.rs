@@ -221,6 +221,10 @@ fn read<'a>(form: &'a str, insn: u32, bits: u32, pc: u64, x: &'a [u64; 32]) -> O
 
 /// The effect by the first form that fits.
 fn expected(insn: u32, pc: u64, x: &[u64; 32]) -> Option<Plain> {
+    // SLTI and SLTIU to x0 are HINTs for custom use.
+    if insn & 0x6fff == 0x2013 {
+        return None;
+    }
     let is_long = insn & 3 == 3;
     let (bits, length) = if is_long { (32, 4) } else { (16, 2) };
     let forms = FORMS.iter().filter(|form| {

@@ -270,7 +270,8 @@ fn instructions() -> Check {
     let after = (csr::instret::read(), read_hardware(counter)?);
     ensure_eq!(stop(counter, RESET), SUCCESS, "stop");
     let (all, own) = (after.0 - before.0, after.1 - before.1);
-    ensure!(own < all, "{own} of the guest's own, of {all}");
+    // A vCPU may have gone to another hart, whose `instret` is another.
+    ensure!(board().harts().len() > 1 || own < all, "{own} of the guest's own, of {all}");
     guests::console::line(format_args!("guest: {own} of {all} instructions are the guest's, in 100 SBI calls"));
     Ok(())
 }
