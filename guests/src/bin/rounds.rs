@@ -42,8 +42,11 @@ fn main() {
     }
     let are_alike = matches!(board().bootargs, "device" | "card" | PAGES);
     let (calm, storm) = with_interrupts(by_schedule);
+    // Without a device, a calm time has some rounds more than others by what falls into it: then the mean is the measure.
+    let mean = calm.iter().sum::<u64>() / calm.len() as u64;
     for (index, (_, name)) in STORMS.iter().enumerate() {
-        run(name, || compare(calm[index], storm[index], if are_alike { BOUND_OF_WINDOW } else { BOUND }));
+        let (calm, bound) = if are_alike { (calm[index], BOUND_OF_WINDOW) } else { (calm[index].min(mean), BOUND) };
+        run(name, || compare(calm, storm[index], bound));
     }
     if are_alike {
         run("rounds/together", || compare(calm.iter().sum(), storm.iter().sum(), BOUND));
