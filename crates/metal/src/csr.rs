@@ -3,6 +3,25 @@
 //! Reading is safe: none of these has a read side effect. Writing can change what memory means or
 //! where control goes, so it is unsafe and the caller says why it may.
 
+/// Returns whether a read of a CSR does not trap: the trap vector, which is as before at the end, is behind the read meanwhile.
+macro_rules! is_read {
+    ($name:ident, $vector:literal) => {{
+        let is_there: u64;
+        asm!(
+            "la {old}, 2f",
+            concat!("csrrw {old}, ", $vector, ", {old}"),
+            "li {there}, 0",
+            concat!("csrr {scratch}, ", stringify!($name)),
+            "li {there}, 1",
+            ".balign 4",
+            concat!("2: csrw ", $vector, ", {old}"),
+            old = out(reg) _, there = out(reg) is_there, scratch = out(reg) _,
+            options(nostack)
+        );
+        is_there == 1
+    }};
+}
+
 macro_rules! csrs {
     ($($name:ident)*) => {$(
         #[doc = concat!("The CSR `", stringify!($name), "`. Traps where the hart lacks it or the mode may not access it.")]
@@ -71,23 +90,8 @@ macro_rules! csrs {
             /// is none.
             #[must_use]
             pub unsafe fn exists() -> bool {
-                let is_there: u64;
-                // SAFETY: M mode, so the illegal instruction comes to `mtvec`, which is as before at
-                // the end.
-                unsafe {
-                    asm!(
-                        "la {old}, 2f",
-                        "csrrw {old}, mtvec, {old}",
-                        "li {there}, 0",
-                        concat!("csrr {scratch}, ", stringify!($name)),
-                        "li {there}, 1",
-                        ".balign 4",
-                        "2: csrw mtvec, {old}",
-                        old = out(reg) _, there = out(reg) is_there, scratch = out(reg) _,
-                        options(nostack)
-                    );
-                }
-                is_there == 1
+                // SAFETY: M mode, so the illegal instruction comes to `mtvec`.
+                unsafe { is_read!($name, "mtvec") }
             }
 
             /// Like [`exists`], in HS or S mode.
@@ -97,22 +101,8 @@ macro_rules! csrs {
             /// and `hstatus.SPV` where there is none.
             #[must_use]
             pub unsafe fn exists_for_supervisor() -> bool {
-                let is_there: u64;
-                // SAFETY: by the caller's promise the trap comes to `stvec`, which is as before at the end.
-                unsafe {
-                    asm!(
-                        "la {old}, 2f",
-                        "csrrw {old}, stvec, {old}",
-                        "li {there}, 0",
-                        concat!("csrr {scratch}, ", stringify!($name)),
-                        "li {there}, 1",
-                        ".balign 4",
-                        "2: csrw stvec, {old}",
-                        old = out(reg) _, there = out(reg) is_there, scratch = out(reg) _,
-                        options(nostack)
-                    );
-                }
-                is_there == 1
+                // SAFETY: by the caller's promise the trap comes to `stvec`.
+                unsafe { is_read!($name, "stvec") }
             }
         }
     )*};

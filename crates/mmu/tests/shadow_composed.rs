@@ -118,17 +118,9 @@ macro_rules! host {
         let (below, vs_ad) = ($rig.below($n), $rig.vs_ad);
         let $shadow = $rig.shadow.as_mut().expect("until the end");
         with_ready(&$rig.frames, &mut mem, |ready, mem| {
-            let mut host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
-            if let Some(own) = &mut $rig.own {
-                host.join(companion(&mut own.engine));
-            }
             mmu::shadow::go_by($shadow, below, vs_ad);
-            let result = {
-                let $host = &mut host;
-                $act
-            };
-            host.part();
-            result
+            let host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within($rig.budget);
+            host.beside($rig.own.as_mut().map(|own| companion(&mut own.engine)), |$host| $act)
         })
         .expect("frames")
     }};

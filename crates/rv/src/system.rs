@@ -314,6 +314,13 @@ impl CsrInsn {
         matches!(self.op, CsrOp::Write) || self.rs1 != 0
     }
 
+    /// Returns whether it writes a CSR that can only be read (privileged spec, "CSR Address Mapping Conventions").
+    #[must_use]
+    pub const fn writes_read_only(&self) -> bool {
+        const READ_ONLY: u16 = 0xc00;
+        self.csr & READ_ONLY == READ_ONLY && self.writes()
+    }
+
     /// The value that the CSR gets, which holds `old`, on a hart with the integer registers `x`.
     #[inline(always)]
     #[must_use]

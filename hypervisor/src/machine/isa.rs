@@ -17,7 +17,8 @@ pub struct Isa {
 
 /// Extensions that work in a guest as they do on the hart, with nothing for the hypervisor to do
 /// beyond what it does. Anything not listed is withheld: a guest is never promised a feature that
-/// was not thought about. Left out on purpose: `h` (no nested guests yet), `svadu` (on request only:
+/// was not thought about. Left out on purpose: `h` (on request only:
+/// [`Isa::with_hypervisor`]), `svadu` (on request only:
 /// [`Isa::with_svadu`]), `smaia`/`ssaia`, `sscofpmf`
 /// (SBI PMU's counters raise no interrupt when they overflow), `smstateen`, `zkr` and with it `zk` (no guest can reach the `seed` CSR), `q`
 /// (only the D registers are saved), and `svpbmt` (an uncached alias would show what an earlier owner

@@ -52,13 +52,8 @@ pub(crate) fn lend<S: Engine, E: Env, R>(
     let (space, Some(engine), companion) = S::of(guard.as_mut()?) else { return None };
     let mut hw = Tlbs { g, vm, env };
     let result = engine.alone(mem, |engine, mem| {
-        let mut host = Host::new(&mut *space, from, mem, &mut hw);
-        if let Some(companion) = companion {
-            host.join(companion);
-        }
-        let result = to(engine, &mut host);
-        host.part();
-        result
+        let companion = companion.map(|companion| companion as _);
+        Host::new(space, from, mem, &mut hw).beside(companion, |host| to(engine, host))
     });
     g.pager.forgo_all(space);
     Some(result)

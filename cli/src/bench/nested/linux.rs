@@ -1,7 +1,7 @@
 //! Linux as L2, the guest of a guest: boots of Debian's kernel, and a compiler.
 
 use crate::bench::boot::{Loads, Machine, VARIANTS};
-use crate::bench::counts::{CoreCounts, Counts};
+use crate::bench::counts::Counts;
 use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use crate::bench::linux::{command_line, complete, number, ratio};
 use crate::bench::report::Block;
@@ -190,7 +190,7 @@ impl Figures {
             for (name, core) in &counts.cores {
                 let sum = figures.cores.entry(name.clone()).or_default();
                 sum.0 += core.cycles_estimated.model;
-                sum.1 += CoreCounts::walks(core);
+                sum.1 += core.walks();
                 sum.2 += core.refs();
             }
         }

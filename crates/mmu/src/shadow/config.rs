@@ -151,19 +151,18 @@ impl<'a, M, H> Host<'a, M, H> {
         Self { space, frames, ready, mem, hw, debt: Debt::none(), budget: Budget::WHOLE, companion: None }
     }
 
-    /// Works beside that engine: its lane is kept out until [`Host::part`].
+    /// Does something beside another engine, if there is one, whose lane is kept out meanwhile.
     #[inline(always)]
-    pub fn join(&mut self, companion: &'a mut dyn Companion<M, H>) {
-        companion.keep_lane_out(true, self.mem);
-        self.companion = Some(companion);
-    }
-
-    /// Ends the work beside another engine.
-    #[inline(always)]
-    pub fn part(self) {
+    pub fn beside<R>(mut self, companion: Option<&'a mut dyn Companion<M, H>>, act: impl FnOnce(&mut Self) -> R) -> R {
+        self.companion = companion;
+        if let Some(companion) = &mut self.companion {
+            companion.keep_lane_out(true, self.mem);
+        }
+        let result = act(&mut self);
         if let Some(companion) = self.companion {
             companion.keep_lane_out(false, self.mem);
         }
+        result
     }
 
     /// Makes the companion let go of these pages ([`Companion::let_go`]).

@@ -21,16 +21,8 @@ macro_rules! own {
         let (mut mem, mut hw) = (Mem(&$rig.bus), AllHarts(&$rig.bus));
         let $own = $rig.own.as_mut().expect("L1 is on shadow tables");
         with_ready(&$rig.frames, &mut mem, |ready, mem| {
-            let mut host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within(AMPLE);
-            if let Some(shadow) = &mut $rig.shadow {
-                host.join(companion(shadow));
-            }
-            let result = {
-                let $host = &mut host;
-                $act
-            };
-            host.part();
-            result
+            let host = Host::new(&mut $rig.space, (&$rig.frames, ready), mem, &mut hw).within(AMPLE);
+            host.beside($rig.shadow.as_mut().map(companion), |$host| $act)
         })
         .expect("frames")
     }};

@@ -455,7 +455,7 @@ impl GuestHart {
 
     /// Sets the comparator of the loaded guest's present world, in that world's time. Only with Sstc.
     pub fn set_comparator_of_world(&mut self, deadline: u64) {
-        let is_watched = self.mode == GuestMode::Supervisor && self.runs_l2();
+        let is_watched = self.watches_l2();
         if is_watched {
             self.nesting.comparator = deadline;
         }
@@ -464,7 +464,7 @@ impl GuestHart {
 
     /// Returns the guest's comparator.
     pub fn comparator(&self) -> u64 {
-        if self.mode == GuestMode::Supervisor && self.runs_l2() {
+        if self.watches_l2() {
             return self.nesting.comparator;
         }
         with_bank!(self.mode, |bank| bank::stimecmp::read())

@@ -74,10 +74,8 @@ fn fenced<E: Env>(g: &Gnomon, run: &mut VcpuRun, fence: FenceInsn, env: &mut E) 
 
 /// Accesses a CSR of the extension for L1.
 fn csr<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: CsrInsn, env: &mut E) -> Option<Outcome> {
-    /// CSRs with these bits of their number set cannot be written.
-    const READ_ONLY: u16 = 0xc00;
     let has_sstc = g.offer.timer == GuestTimer::Sstc;
-    if insn.csr & READ_ONLY == READ_ONLY && insn.writes() || insn.csr == number::VSTIMECMP && !has_sstc {
+    if insn.writes_read_only() || insn.csr == number::VSTIMECMP && !has_sstc {
         return None;
     }
     let time = run.vm.guest_time(env.now());

@@ -65,7 +65,6 @@ fn comparator<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: CsrInsn, env: &mut 
     if access.writes() {
         env.set_watched_comparator(access.apply(old, &run.context.x));
         watch_timers(run, env);
-        env.deadline_changed(run);
     }
     run.context.set(access.rd, old);
     run.context.skip(4);
@@ -89,13 +88,11 @@ fn is_virtual<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: System, env: &E) -> b
 }
 
 fn is_virtual_access<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: CsrInsn, env: &E) -> bool {
-    /// CSRs with these bits of their number set cannot be written.
-    const READ_ONLY: u16 = 0xc00;
     /// `cycle`, `time` and `instret`.
     const COUNTERS: RangeInclusive<u16> = 0xc00..=0xc02;
     /// Those of SBI PMU.
     const HPM: Range<u16> = FIRST_CSR..FIRST_CSR + HARDWARE as u16;
-    if access.csr & READ_ONLY == READ_ONLY && access.writes() {
+    if access.writes_read_only() {
         return false;
     }
     let has_sstc = g.offer.timer == GuestTimer::Sstc;

@@ -16,6 +16,11 @@ impl GuestHart {
         matches!(self.nesting.world, World::L2(_))
     }
 
+    /// Returns whether L2 runs in S mode, whose comparator would go by the host's time: Gnomon watches L2's.
+    pub fn watches_l2(&self) -> bool {
+        self.mode == GuestMode::Supervisor && self.runs_l2()
+    }
+
     /// Exchanges the CSRs in the hart for those of the other world, which `nested` says is the one that runs. No table translates
     /// afterwards. Returns the `vsatp` of that world.
     pub fn change_world(&mut self, nested: &mut Nested, offer: &Offer) -> u64 {
@@ -208,8 +213,7 @@ impl GuestHart {
             match self.mode {
                 GuestMode::Virtual => csr::henvcfg::write(value),
                 GuestMode::Supervisor if !self.has_envcfg => {}
-                // Its comparator would go by the host's time: Gnomon watches L2's.
-                GuestMode::Supervisor if self.runs_l2() => csr::menvcfg::write(value & !envcfg::STCE),
+                GuestMode::Supervisor if self.watches_l2() => csr::menvcfg::write(value & !envcfg::STCE),
                 GuestMode::Supervisor => csr::menvcfg::write(value),
             }
         }

@@ -1,7 +1,7 @@
 //! [`Worlds`] made of instructions: L1 and L2 by turns.
 
 use super::Hart;
-use hypervisor::device::offer::{GuestMode, GuestTimer};
+use hypervisor::device::offer::GuestTimer;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::vm::vcpu::{Nested, Tables, VcpuRun};
@@ -53,7 +53,8 @@ impl Worlds for Hart {
         let own = run.bank.csrs.vsatp;
         let Some(nested) = run.nested.as_deref_mut() else { unreachable!("it has no H extension") };
         run.bank.csrs.vsatp = self.guest.change_world(nested, &self.g.offer);
-        if if nested.runs_l2 { shadows } else { nested.collapsed.is_some() } {
+        let was_shadowed = if nested.runs_l2 { shadows } else { nested.collapsed.is_some() };
+        if was_shadowed {
             // The hart's register was Gnomon's.
             nested.other.vsatp = own;
         }
@@ -75,7 +76,7 @@ impl Worlds for Hart {
     }
 
     fn watches_l2(&self) -> bool {
-        self.g.offer.guest == GuestMode::Supervisor && self.g.offer.timer == GuestTimer::Sstc && self.guest.runs_l2()
+        self.g.offer.timer == GuestTimer::Sstc && self.guest.watches_l2()
     }
 
     fn watched_comparator(&self) -> u64 {
