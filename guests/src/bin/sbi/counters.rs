@@ -263,15 +263,21 @@ fn several() -> Check {
 fn instructions() -> Check {
     let (error, counter) = configure(START | CLEAR, INSTRUCTIONS, 0);
     ensure_eq!(error, SUCCESS, "configure");
-    let before = (csr::instret::read(), read_hardware(counter)?);
-    for _ in 0..100 {
-        _ = sbi::base(sbi_spec::base::GET_SBI_SPEC_VERSION);
+    let (mut own, mut all) = (1, 0);
+    // On another hart, where the vCPU may have gone, `instret` is another: then once more.
+    for _ in 0..10 {
+        let before = (csr::instret::read(), read_hardware(counter)?);
+        for _ in 0..100 {
+            _ = sbi::base(sbi_spec::base::GET_SBI_SPEC_VERSION);
+        }
+        let after = (csr::instret::read(), read_hardware(counter)?);
+        (all, own) = (after.0.wrapping_sub(before.0), after.1 - before.1);
+        if own < all {
+            break;
+        }
     }
-    let after = (csr::instret::read(), read_hardware(counter)?);
     ensure_eq!(stop(counter, RESET), SUCCESS, "stop");
-    let (all, own) = (after.0 - before.0, after.1 - before.1);
-    // A vCPU may have gone to another hart, whose `instret` is another.
-    ensure!(board().harts().len() > 1 || own < all, "{own} of the guest's own, of {all}");
+    ensure!(own < all, "{own} of the guest's own, of {all}");
     guests::console::line(format_args!("guest: {own} of {all} instructions are the guest's, in 100 SBI calls"));
     Ok(())
 }
