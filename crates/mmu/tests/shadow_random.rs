@@ -184,8 +184,8 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
         (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
-        (Mutant::KeepsGlobals, Upkeep::Steered) => &[51],
-        (Mutant::KeepsVmid, Upkeep::Steered) => &[462],
+        (Mutant::KeepsGlobals, Upkeep::Steered) => &[119],
+        (Mutant::KeepsVmid, Upkeep::Steered) => &[454],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
         (Mutant::Engine(Sabotage::StoresBlindly), Upkeep::Lazy) => &[728],
         (Mutant::Engine(Sabotage::ForgetsLog), Upkeep::Lazy) => &[243],
