@@ -1,19 +1,28 @@
 //! A guest that is a hypervisor (L1), and its guest (L2): entries, exits, and the memory that Gnomon takes from L1.
 
 use crate::fake::{self, Event, World, printed, vm_config, world_of};
-use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use crate::snapshot;
+use abi::bundle::{GUEST_RAM_BASE, L2Tables, MmuMode, Segment, VmConfig};
+use abi::control::debug::{Debug, Stopped};
+use abi::control::save::Save;
+use abi::control::{Answer, Request};
+use abi::snapshot::bytes::Bytes;
+use hypervisor::control::debug;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::exit;
+use hypervisor::life::lifecycle::put_aside;
+use hypervisor::vm::Vm;
 use hypervisor::vm::outcome::Outcome;
-use hypervisor::vm::vcpu::{self, Nested};
+use hypervisor::vm::vcpu::{self, Nested, VsCsrs, VsTrapRegs};
 use mmu::Edits;
 use mmu::gstage::{Ready, Span};
 use mmu::shadow::{Host, Shadow};
 use mmu::walk::{Ram, walk};
 use rv::csr::{atp, hstatus, status};
 use rv::system::number;
-use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn, Request};
+use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn, PhysMem};
 use sbi_spec::nacl;
+use std::sync::Arc;
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 const LOAD: u64 = Exception::LoadGuestPage as u64;
@@ -98,7 +107,7 @@ fn exit_of_l2(w: &mut World, cause: u64, tval: u64, gpa: u64) {
 fn walked(w: &mut World, at: u64) -> Option<u64> {
     let root = state(w).root?;
     let mem = w.hart.mem.clone();
-    let request = Request::user(Access::Store);
+    let request = rv::Request::user(Access::Store);
     let found = walk(root.format, root.table, Addr::<L2Gpa>::new(at), &request, Caps::default(), &mut Ram(&mem));
     found.ok().map(|walk| walk.out.raw())
 }
@@ -266,4 +275,124 @@ fn a_shared_page_is_mapped_until_gnomon_takes_it() {
     assert_eq!(w.sbi(nacl::EID_NACL, nacl::SET_SHMEM as u64, &[u64::MAX, u64::MAX, 0]).0, 0);
     csrw(&mut w, number::VSSCRATCH, 0x9abc);
     assert_eq!((read(&mut w, SCRATCH), counted(&w)[0]), (0x5678, made + 1), "it is shared no more");
+}
+
+/// The registers that the fake hart has for a guest are the vCPU's again.
+fn unload(w: &mut World) {
+    let csrs = &mut w.run.bank.csrs;
+    let VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval } = w.hart.regs;
+    *csrs = VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, vsie: w.hart.vsie, hvip: w.hart.lines, ..*csrs };
+    csrs.vsatp = w.hart.vsatp;
+    w.run.bank.mode = w.hart.mode;
+}
+
+/// The vCPU's registers are in the fake hart.
+fn load(w: &mut World) {
+    let VsCsrs { vsstatus, vstvec, vsepc, vscause, vstval, vsie, hvip, vsatp, .. } = w.run.bank.csrs;
+    w.hart.regs = VsTrapRegs { vsstatus, vstvec, vsepc, vscause, vstval };
+    (w.hart.vsie, w.hart.lines, w.hart.vsatp, w.hart.mode) = (vsie, hvip, vsatp, w.run.bank.mode);
+}
+
+/// Takes a snapshot, and makes a machine on which the VM goes on from it, its vCPU on the hart.
+fn kept(w: World, l2: L2Tables) -> World {
+    let World { g, mut hart, run } = w;
+    assert_eq!(snapshot::ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
+    snapshot::leave(&g, run, &mut hart);
+    let saving = snapshot::begin(&g, &mut hart);
+    let (state, pages) = snapshot::take(&g, &mut hart, &saving);
+    let segment = |(n, (page, _)): (usize, &(u64, Vec<u8>))| Segment {
+        gpa: GUEST_RAM_BASE + 4096 * page,
+        offset: 4096 * (n as u64 + 1),
+        bytes: 4096,
+        label: "memory".into(),
+    };
+    let config = VmConfig {
+        nested: true,
+        l2,
+        mmu: Some(MmuMode::TwoStage),
+        segments: pages.iter().enumerate().map(segment).collect(),
+        restore: Some(Bytes(state.encode())),
+        ..vm_config("l1", 1)
+    };
+    let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
+    for (n, (_, bytes)) in pages.iter().enumerate() {
+        hart.mem.write_bytes(fake::bundle_page(n as u64 + 1).base(), bytes);
+    }
+    fake::start_due(&g, &mut hart);
+    let run = g.sched.take(0).unwrap_or_else(|| panic!("{}", printed()));
+    let mut w = World { g, hart, run };
+    load(&mut w);
+    w
+}
+
+#[test]
+fn l2_goes_on_from_a_snapshot_that_was_taken_while_it_ran() {
+    for l2 in [L2Tables::Nested, L2Tables::Collapsed] {
+        let mut w = with_tables();
+        csrw(&mut w, number::HIDELEG, Interrupt::VsSoft.bit());
+        csrw(&mut w, number::HEDELEG, 0x100);
+        csrw(&mut w, number::VSTVEC, 0x6000);
+        w.hart.regs.vstvec = 0x8010_0000;
+        enter(&mut w, 0x1000);
+        (w.run.context.pc, w.hart.mode, w.run.context.x[5]) = (0x1234, Mode::User, 55);
+        (w.hart.regs.vsepc, w.hart.vsie) = (0x78, Interrupt::SSoft.bit());
+        unload(&mut w);
+        // What has not gone on yet is kept, too.
+        let mut w = kept(w, l2);
+        assert!(!w.run.runs_l2() && w.hart.regs.vstvec == 0x8010_0000, "L1 first");
+        unload(&mut w);
+        let mut w = kept(w, l2);
+        exit::nested::interrupt(&w.g, &mut w.run, &mut w.hart);
+        let attempts = (0..100).take_while(|_| exit::nested::settle(&w.g, &mut w.run, &mut w.hart).is_some()).count();
+        assert!(w.run.runs_l2() && w.run.collapses() == (l2 == L2Tables::Collapsed), "{attempts}");
+        assert_eq!((w.run.context.pc, w.hart.mode, w.run.context.x[5]), (0x1234, Mode::User, 55));
+        assert_eq!((w.hart.regs.vsepc, w.hart.vsie), (0x78, Interrupt::SSoft.bit()));
+        // L1 finds it so after the next exit.
+        let cause = if l2 == L2Tables::Collapsed { Exception::LoadPage as u64 } else { LOAD };
+        exit_of_l2(&mut w, cause, 0x4000_4123, 0x4000_4123);
+        assert_eq!((w.run.context.pc, w.hart.regs.vsepc, w.hart.regs.vscause), (0x8010_0000, 0x1234, LOAD));
+        assert_eq!((csrr(&mut w, number::VSEPC), csrr(&mut w, number::VSTVEC)), (0x78, 0x6000));
+        assert_eq!((csrr(&mut w, number::HIDELEG), csrr(&mut w, number::HIE)), (4, 4));
+        assert_eq!(csrr(&mut w, number::HGATP), 8 << atp::MODE_SHIFT | 5 << atp::ID_SHIFT | ROOT >> 12);
+    }
+}
+
+#[test]
+fn a_debugger_reads_and_stops_l2_by_l1s_table() {
+    let ask = |w: &mut World, vm: &Arc<Vm>, wish| debug::ask(&w.g, vm, wish, &mut w.hart);
+    let aside = |w: &mut World| {
+        let other = l1().run;
+        unload(w);
+        let run = std::mem::replace(&mut w.run, other);
+        w.g.sched.stopped();
+        put_aside(&w.g, run, &mut w.hart);
+    };
+    let mut w = with_tables();
+    enter(&mut w, AT);
+    let vm = Arc::clone(&w.run.vm);
+    assert_eq!(ask(&mut w, &vm, Debug::Attach), Answer::Done);
+    aside(&mut w);
+    assert_eq!(ask(&mut w, &vm, Debug::State), Answer::Stopped(Stopped::Halted));
+    let wish = Debug::Read { vcpu: 0, at: AT, bytes: 8 };
+    assert_eq!(ask(&mut w, &vm, wish), Answer::Memory(4711u64.to_le_bytes().to_vec()));
+    let nowhere = ask(&mut w, &vm, Debug::Read { vcpu: 0, at: AT + 0x1000, bytes: 8 });
+    assert!(matches!(nowhere, Answer::Refused(_)), "{nowhere:?}");
+    assert_eq!(ask(&mut w, &vm, Debug::Break { vcpu: 0, at: AT + 4 }), Answer::Done);
+    assert_eq!(ask(&mut w, &vm, Debug::Continue), Answer::Done);
+    w.run = w.g.sched.take(0).expect("it goes on");
+    load(&mut w);
+    w.run.context.pc = AT + 4;
+    w.run.context.exit = Exit { cause: Exception::Breakpoint as u64, tval: AT + 4, ..Exit::default() };
+    assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
+    assert!(w.run.runs_l2(), "it is not L1's");
+    aside(&mut w);
+    assert_eq!(ask(&mut w, &vm, Debug::State), Answer::Stopped(Stopped::AtBreak(0)));
+    assert_eq!(ask(&mut w, &vm, Debug::Detach), Answer::Done);
+    // Another one is L1's.
+    w.run = w.g.sched.take(0).expect("it goes on");
+    load(&mut w);
+    state(&mut w).other.vstvec = 0x8010_0000;
+    w.run.context.exit = Exit { cause: Exception::Breakpoint as u64, tval: AT + 4, ..Exit::default() };
+    assert_eq!(exit::nested::handle(&w.g, &mut w.run, &mut w.hart), Outcome::Resume);
+    assert_eq!((w.run.runs_l2(), w.run.context.pc), (false, 0x8010_0000));
 }

@@ -38,7 +38,7 @@ fn is_refused(answer: &Answer, part: &str) -> bool {
     matches!(answer, Answer::Refused(why) if why.contains(part))
 }
 
-fn begin(g: &Gnomon, hart: &mut Hart) -> Saving {
+pub fn begin(g: &Gnomon, hart: &mut Hart) -> Saving {
     match ask(g, hart, &Request::Save(0, Save::Begin)) {
         Answer::Saving(saving) => saving,
         other => panic!("{other:?}"),
@@ -46,9 +46,9 @@ fn begin(g: &Gnomon, hart: &mut Hart) -> Saving {
 }
 
 /// The state of a VM, and those of its pages that are not zero.
-type Taken = (State, Vec<(u64, Vec<u8>)>);
+pub type Taken = (State, Vec<(u64, Vec<u8>)>);
 
-fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
+pub fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
     let (id, mut state, mut pages, mut from) = (saving.id, Vec::new(), Vec::new(), 0);
     while state.len() < saving.state_bytes as usize {
         let from = state.len() as u32;
@@ -70,7 +70,7 @@ fn take(g: &Gnomon, hart: &mut Hart, saving: &Saving) -> Taken {
 }
 
 /// Makes a vCPU leave its hart for a pause, like its hart.
-fn leave(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
+pub fn leave(g: &Gnomon, run: Box<VcpuRun>, hart: &mut Hart) {
     assert_ne!(run.shared.posted.fetch_and(!request::PAUSE, Ordering::SeqCst) & request::PAUSE, 0);
     g.sched.stopped();
     put_aside(g, run, hart);

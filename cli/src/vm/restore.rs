@@ -138,7 +138,6 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("svvptc", vm.svvptc.is_some()),
         ("svadu", vm.svadu.is_some()),
         ("nested", vm.nested.is_some()),
-        ("l2", vm.l2.is_some()),
         ("gigapages", vm.gigapages.is_some()),
         ("balloon", vm.balloon.is_some()),
         ("net", vm.net.is_some()),
@@ -176,6 +175,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
     vm.vcpus = Some(u32::try_from(state.vcpus.len()).unwrap_or(u32::MAX));
     vm.svvptc = Some(told.isa.iter().any(|name| name == "svvptc"));
     vm.svadu = Some(told.svadu);
+    vm.nested = Some(told.isa.iter().any(|name| name == "h"));
     if is_tagged {
         // It fences no changes of address spaces, so it goes on on shadow tables only: on those that suit whatever else it was told.
         vm.mmu.get_or_insert(MmuMode::Lazy);

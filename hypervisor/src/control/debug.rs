@@ -9,8 +9,8 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::life::lifecycle;
 use crate::life::undone::{Done, Undone, answer, refuse};
-use crate::vm::breaks::{Break, State};
-use crate::vm::fetch::{Astray, guest_physical};
+use crate::vm::breaks::{Break, Held, State};
+use crate::vm::fetch::{Astray, Roots, guest_physical};
 use crate::vm::vcpu::supervisor_csrs;
 use crate::vm::vcpu::{VcpuRun, request};
 use crate::vm::{Unreachable, Vm};
@@ -19,7 +19,7 @@ use abi::control::debug::{Debug, F0, FCSR, MOST_BREAKS, MOST_READ, MOST_WRITE, P
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use mmu::gstage::Ready;
-use rv::csr::status;
+use rv::csr::{hstatus, status};
 use rv::system::{System, number};
 use rv::{Access, Addr, Gpa, Mode, PAGE_BYTES, Request, step};
 
@@ -30,8 +30,9 @@ pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
     if !vm.breaks.is_on() {
         return false;
     }
-    let satp = vm.translation.satp(run, env);
-    let Ok(gpa) = physical(vm, satp, run.context.pc, env) else { return false };
+    let hgatp = run.nested.as_deref().filter(|nested| nested.runs_l2).map(|nested| nested.csrs.hgatp);
+    let roots = Roots { satp: vm.translation.satp(run, env), hgatp };
+    let Ok(gpa) = physical(vm, roots, run.context.pc, env) else { return false };
     {
         let mut state = vm.breaks.state.lock();
         let Some(found) = state.all.iter().find(|at| at.gpa == gpa).copied() else { return false };
@@ -89,10 +90,10 @@ fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
             if bytes.len() > MOST_WRITE || at % PAGE_BYTES + bytes.len() as u64 > PAGE_BYTES {
                 return refuse("these are too many bytes, or on two pages");
             }
-            let gpa = physical(vm, satp(g, vm, vcpu)?, at, env)?;
+            let gpa = physical(vm, roots(g, vm, vcpu)?, at, env)?;
             vm.write(g, gpa, &bytes, &mut Ready::Never, env)?;
         }
-        Debug::Break { vcpu, at } => set(g, vm, (satp(g, vm, vcpu)?, at, false), env)?,
+        Debug::Break { vcpu, at } => set(g, vm, (roots(g, vm, vcpu)?, at, false), env)?,
         Debug::Unbreak(gva) => lift(g, vm, |at| !at.is_for_step && at.gva == gva, env)?,
         Debug::Continue => {
             vm.breaks.state.lock().stopped = None;
@@ -170,9 +171,8 @@ fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
         let mut state = vm.breaks.state.lock();
         (state.step.take(), state.stopped)
     };
-    if let Some((vcpu, sie)) = step {
-        // It may have been started over meanwhile, and have set its own.
-        with(g, vm, vcpu, |run| run.bank.csrs.vsie = if run.bank.csrs.vsie == 0 { sie } else { run.bank.csrs.vsie })?;
+    if let Some((vcpu, held)) = step {
+        with(g, vm, vcpu, |run| release_interrupts(run, held))?;
     }
     Ok(stopped.unwrap_or(Stopped::Halted))
 }
@@ -193,7 +193,7 @@ fn registers(run: &VcpuRun) -> Registers {
                 x: $run.context.x,
                 pc: $run.context.pc,
                 is_supervisor: $run.bank.mode == Mode::Supervisor,
-                satp: $run.satp(),
+                satp: $run.roots().satp,
                 f: $run.bank.float.f,
                 fcsr: $run.bank.float.fcsr,
                 vlenb: ($run.bank.vector.bytes.len() / 32) as u32,
@@ -242,16 +242,16 @@ fn dirty(run: &mut VcpuRun, field: u64) {
     }
 }
 
-fn satp(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<u64> {
-    with(g, vm, vcpu, |run| run.satp())
+fn roots(g: &Gnomon, vm: &Vm, vcpu: u32) -> Done<Roots> {
+    with(g, vm, vcpu, |run| run.roots())
 }
 
 /// Translates a virtual address by the guest's own tables, whatever they allow.
-fn physical<E: Env>(vm: &Vm, satp: u64, gva: u64, env: &E) -> Done<Addr<Gpa>> {
+fn physical<E: Env>(vm: &Vm, roots: Roots, gva: u64, env: &E) -> Done<Addr<Gpa>> {
     let guard = vm.memory.lock();
     let Some(memory) = guard.as_ref() else { return refuse("it has no memory now") };
     let any = Request { sum: true, mxr: true, hs_mxr: true, ..Request::supervisor(Access::Load) };
-    match guest_physical(&memory.space, satp, Addr::new(gva), &any, &env.mem()) {
+    match guest_physical(&memory.space, roots, Addr::new(gva), &any, &env.mem()) {
         Ok(gpa) => Ok(gpa),
         Err(Astray::Refused) => refuse("the guest's tables lead nowhere there"),
         Err(Astray::Away(_)) => refuse("the guest's tables for it are not in memory now"),
@@ -259,7 +259,7 @@ fn physical<E: Env>(vm: &Vm, satp: u64, gva: u64, env: &E) -> Done<Addr<Gpa>> {
 }
 
 fn read<E: Env>(g: &Gnomon, vm: &Vm, (vcpu, at, bytes): (u32, u64, u32), env: &mut E) -> Done<Vec<u8>> {
-    let gpa = physical(vm, satp(g, vm, vcpu)?, at, env)?;
+    let gpa = physical(vm, roots(g, vm, vcpu)?, at, env)?;
     let count = u64::from(bytes.min(MOST_READ)).min(PAGE_BYTES - at % PAGE_BYTES);
     let mut into = alloc::vec![0; count as usize];
     vm.read(g, gpa, &mut into, &mut Ready::Never, env)?;
@@ -267,11 +267,11 @@ fn read<E: Env>(g: &Gnomon, vm: &Vm, (vcpu, at, bytes): (u32, u64, u32), env: &m
 }
 
 /// Puts a breakpoint there, unless there is one.
-fn set<E: Env>(g: &Gnomon, vm: &Vm, (satp, gva, is_for_step): (u64, u64, bool), env: &mut E) -> Done<()> {
+fn set<E: Env>(g: &Gnomon, vm: &Vm, (roots, gva, is_for_step): (Roots, u64, bool), env: &mut E) -> Done<()> {
     if gva % 2 != 0 {
         return refuse("no instruction begins at an odd address");
     }
-    let gpa = physical(vm, satp, gva, env)?;
+    let gpa = physical(vm, roots, gva, env)?;
     {
         let state = vm.breaks.state.lock();
         if state.all.iter().any(|at| at.gpa == gpa) {
@@ -314,17 +314,51 @@ fn forget_code<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     vm.vcpus.iter().for_each(|vcpu| g.post(vcpu, request::FENCE_I, env));
 }
 
+/// Returns where a step may lead in the other world of a vCPU that is a hypervisor: to L1's trap handler, or to L2.
+fn in_other_world(run: &mut VcpuRun) -> Option<(Roots, u64)> {
+    let (nested, roots) = (run.nested.as_deref()?, run.other_roots()?);
+    let at = if nested.runs_l2 { nested.other.vstvec & !3 } else { run.bank.csrs.vsepc };
+    (nested.runs_l2 || nested.csrs.hstatus & hstatus::SPV != 0).then_some((roots, at))
+}
+
+/// Disables the interrupts that could lead a vCPU away from its next instruction: its guest's, and those of its guest's guest.
+fn hold_interrupts(run: &mut VcpuRun) -> Held {
+    let running = core::mem::take(&mut run.bank.csrs.vsie);
+    match run.nested.as_deref_mut().filter(|nested| nested.runs_l2) {
+        Some(nested) => Held { own: core::mem::take(&mut nested.other.vsie), l2: running },
+        None => Held { own: running, l2: 0 },
+    }
+}
+
+/// Enables them again, in whichever world the vCPU is now. It may have been started over meanwhile, and have set its own.
+fn release_interrupts(run: &mut VcpuRun, held: Held) {
+    let restore = |sie: &mut u64, held: u64| *sie = if *sie == 0 { held } else { *sie };
+    match run.nested.as_deref_mut() {
+        Some(nested) if nested.runs_l2 => {
+            restore(&mut nested.other.vsie, held.own);
+            restore(&mut run.bank.csrs.vsie, held.l2);
+        }
+        Some(nested) => {
+            restore(&mut run.bank.csrs.vsie, held.own);
+            let csrs = &mut nested.csrs;
+            csrs.hie |= if csrs.hie & csrs.hideleg == 0 { held.l2 << 1 & csrs.hideleg } else { 0 };
+        }
+        None => restore(&mut run.bank.csrs.vsie, held.own),
+    }
+}
+
 /// Lets that vCPU execute one instruction, while the others stay where they are.
 fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
     let is_aside = g.vms.tenant(vm, |tenant| tenant.paused.iter().flatten().any(|run| run.shared.id == vcpu));
     if is_aside != Some(true) {
         return refuse("this vCPU is not started");
     }
-    let (now, is_later) = (with(g, vm, vcpu, |run| registers(run))?, core::cell::Cell::new(false));
+    let (now, roots) = with(g, vm, vcpu, |run| (registers(run), run.roots()))?;
+    let is_later = core::cell::Cell::new(false);
     let mut fetch = |at: u64| {
         let mut half = |at: u64| {
             let mut bytes = [0; 2];
-            let gpa = physical(vm, now.satp, at, env).ok()?;
+            let gpa = physical(vm, roots, at, env).ok()?;
             let there = vm.read(g, gpa, &mut bytes, &mut Ready::Never, env);
             is_later.set(is_later.get() || there.is_err_and(Unreachable::is_for_now));
             there.is_ok().then_some(u32::from(u16::from_le_bytes(bytes)))
@@ -347,9 +381,10 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
     }
     // It may trap, too.
     next.push(now.stvec & !3);
+    let own = next.into_iter().filter(|at| *at != now.pc).map(|at| (roots, at));
     let mut count = 0;
-    for at in next.into_iter().filter(|at| *at != now.pc) {
-        match set(g, vm, (now.satp, at, true), env) {
+    for (roots, at) in own.chain(with(g, vm, vcpu, |run| in_other_world(run))?) {
+        match set(g, vm, (roots, at, true), env) {
             Ok(()) => count += 1,
             Err(Undone::Later) => return Err(Undone::Later),
             // Nothing is there: then a trap comes first.
@@ -360,13 +395,11 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
         return refuse("no instruction can follow: neither this one's successors nor its trap handler are mapped");
     }
     let uses_sie = insn.is_some_and(|insn| System::access_to(insn, number::SIE).is_some());
+    let held = if uses_sie { None } else { Some((vcpu, with(g, vm, vcpu, hold_interrupts)?)) };
     {
         let mut state = vm.breaks.state.lock();
         state.stopped = None;
-        state.step = (!uses_sie).then_some((vcpu, now.sie));
-    }
-    if !uses_sie {
-        with(g, vm, vcpu, |run| run.bank.csrs.vsie = 0)?;
+        state.step = held;
     }
     forget_code(g, vm, env);
     let run = g.vms.tenant(vm, |tenant| {

@@ -26,8 +26,17 @@ pub struct State {
     pub all: Vec<Break>,
     /// Which vCPU has come to one, the first since the VM went on.
     pub stopped: Option<Stopped>,
-    /// The vCPU that makes a step, and its `sie`, which holds 0 meanwhile.
-    pub step: Option<(u32, u64)>,
+    /// The vCPU that makes a step, and the interrupts that it has disabled meanwhile.
+    pub step: Option<(u32, Held)>,
+}
+
+/// Values of `sie` in whose place there is 0 for a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The guest's.
+    pub own: u64,
+    /// That of the guest's own guest, if that ran.
+    pub l2: u64,
 }
 
 /// A VM's breakpoints. No other lock is taken while this one is held.

@@ -2,8 +2,8 @@
 
 use mmu::gstage::AddressSpace;
 use mmu::walk::{Fault, ReadPte, Reason, walk};
-use rv::csr::atp::Satp;
-use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, Mode, PAGE_BYTES, PhysMem, Pte, PteFlags, Request};
+use rv::csr::atp::{Hgatp, Satp};
+use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, L2Gpa, Mode, PAGE_BYTES, PhysMem, Pte, PteFlags, Request};
 
 /// Reads the instruction at `pc` through the guest's own tables (`satp`), as a fetch from `mode`. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap. Of a compressed one, the upper half
@@ -36,19 +36,39 @@ fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u6
     there.flags.contains(PteFlags::X).then_some(there.hpa)
 }
 
-/// Translates an access of the guest's to a guest physical address, through its own tables (`satp`) as they are now.
-/// Changes no mapping.
+/// The registers that say which tables of a guest's translate the virtual addresses of one of its worlds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Roots {
+    /// `satp`, or L2's `vsatp`.
+    pub satp: u64,
+    /// L1's `hgatp`, of L2.
+    pub hgatp: Option<u64>,
+}
+
+/// Translates an access of the guest's, or of its own guest's, to a guest physical address, through the tables as they are now. Changes no
+/// mapping.
 ///
 /// # Errors
 /// If the access is not allowed, or a table is not in memory; the error has that table's address.
 pub fn guest_physical<M: PhysMem>(
     space: &AddressSpace,
-    satp: u64,
+    roots: Roots,
     gva: Addr<Gva>,
     request: &Request,
     mem: &M,
 ) -> Result<Addr<Gpa>, Astray> {
-    walked(space, &Satp::decode(satp), gva, request, mem)
+    let satp = Satp::decode(roots.satp);
+    let Some(hgatp) = roots.hgatp else { return walked(space, &satp, gva, request, mem) };
+    let mut l2 = MemoryOfL2 { hgatp: Hgatp::decode(hgatp), own: MappedTables { space, mem } };
+    let at = match satp.table() {
+        None => Addr::new(gva.raw()),
+        Some((format, root)) => match walk(format, root, gva, request, CAPS, &mut l2) {
+            Ok(walk) => walk.out,
+            Err(Fault { reason: Reason::Memory(why), .. }) => return Err(why),
+            Err(_) => return Err(Astray::Refused),
+        },
+    };
+    l2.translate(at, &request.at_g_stage())
 }
 
 /// The reason why a walk of a guest's tables fails.
@@ -68,15 +88,16 @@ fn walked<M: PhysMem>(
     mem: &M,
 ) -> Result<Addr<Gpa>, Astray> {
     let Some((format, root)) = satp.table() else { return Ok(Addr::new(gva.raw())) };
-    // Whatever the guest is offered: the hart has executed the instruction's fetch.
-    let caps = Caps { svnapot: true, svpbmt: true };
     // A was set when the hart fetched it, whatever the guest has done since.
-    match walk(format, root, gva, request, caps, &mut MappedTables { space, mem }) {
+    match walk(format, root, gva, request, CAPS, &mut MappedTables { space, mem }) {
         Ok(walk) => Ok(walk.out),
         Err(Fault { reason: Reason::Memory(at), .. }) => Err(Astray::Away(at)),
         Err(_) => Err(Astray::Refused),
     }
 }
+
+/// Whatever the guest is offered: the hart has executed the instruction's fetch.
+const CAPS: Caps = Caps { svnapot: true, svpbmt: true };
 
 /// A guest's tables in memory that is mapped. It judges no permissions, since all of that memory can be read, and costs half of what
 /// [`mmu::two_stage::GuestTables`] does: in some modes each store to a table comes by here.
@@ -89,5 +110,30 @@ impl<M: PhysMem> ReadPte<Gpa> for MappedTables<'_, M> {
     type Error = Addr<Gpa>;
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Addr<Gpa>> {
         self.space.resident(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(at)
+    }
+}
+
+/// L2's memory, through L1's G-stage table.
+struct MemoryOfL2<'a, M> {
+    hgatp: Hgatp,
+    own: MappedTables<'a, M>,
+}
+
+impl<M: PhysMem> MemoryOfL2<'_, M> {
+    fn translate(&mut self, at: Addr<L2Gpa>, request: &Request) -> Result<Addr<Gpa>, Astray> {
+        let Some((format, root)) = self.hgatp.table() else { return Ok(Addr::new(at.raw())) };
+        match walk(format, root, at, request, CAPS, &mut self.own) {
+            Ok(walk) => Ok(walk.out),
+            Err(Fault { reason: Reason::Memory(at), .. }) => Err(Astray::Away(at)),
+            Err(_) => Err(Astray::Refused),
+        }
+    }
+}
+
+impl<M: PhysMem> ReadPte<L2Gpa> for MemoryOfL2<'_, M> {
+    type Error = Astray;
+    fn read(&mut self, at: Addr<L2Gpa>) -> Result<Pte, Astray> {
+        let gpa = self.translate(at, &Request::user(Access::Load))?;
+        self.own.read(gpa).map_err(Astray::Away)
     }
 }

@@ -136,6 +136,49 @@ pub struct VcpuState {
     pub root_cache: Option<RootCacheState>,
     /// Its counters of SBI PMU that have an event or a value.
     pub counters: Vec<CounterState>,
+    /// Its hypervisor extension, if its guest was told of that.
+    pub nested: Option<NestedState>,
+}
+
+/// A vCPU's hypervisor extension. Everything is as its kernel (L1) knows it, as if its own guest (L2) had just made an exit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct NestedState {
+    /// The CSRs.
+    pub csrs: NestedCsrs,
+    /// True if L2 runs. Then the registers and the mode of the vCPU are L2's; its [`Csrs`], its timer and its software interrupt are L1's in
+    /// any case.
+    pub runs_l2: bool,
+    /// GPA of the memory that L1 shares by SBI NACL.
+    pub shared: Option<u64>,
+    /// True if L1 has not been told there of L2's last exit.
+    pub owes: bool,
+    /// True if `hstatus` is still to be swapped there.
+    pub swaps: bool,
+}
+
+/// The hypervisor CSRs and the VS-level CSRs, as L1 reads them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "they are those of the privileged specification")]
+pub struct NestedCsrs {
+    pub hstatus: u64,
+    pub hedeleg: u64,
+    pub hideleg: u64,
+    pub hie: u64,
+    pub hcounteren: u64,
+    pub htimedelta: u64,
+    pub htval: u64,
+    pub htinst: u64,
+    pub hgatp: u64,
+    pub henvcfg: u64,
+    pub hvip: u64,
+    pub vsstatus: u64,
+    pub vstvec: u64,
+    pub vsscratch: u64,
+    pub vsepc: u64,
+    pub vscause: u64,
+    pub vstval: u64,
+    pub vsatp: u64,
+    pub vstimecmp: u64,
 }
 
 /// A counter of SBI PMU.
@@ -228,7 +271,7 @@ impl State {
     /// Returns whether so many bytes are no more than it needs. All parts but lists of bytes and the state of each vCPU are short.
     fn is_proportionate(&self, bytes: usize) -> bool {
         const FIXED: usize = 16 << 10;
-        const OF_A_VCPU: usize = 2 << 10;
+        const OF_A_VCPU: usize = 3 << 10;
         let uart = |placed: &Placed| match &placed.device {
             DeviceState::Uart(uart) => uart.sending.0.len() + uart.received.0.len() + uart.looped.0.len(),
             DeviceState::Rtc(_) | DeviceState::Virtio(_) => 0,

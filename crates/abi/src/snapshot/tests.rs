@@ -21,6 +21,11 @@ fn state() -> State {
         is_locked: false,
         root_cache: Some(RootCacheState { at: 0x8000_3000, places: 4, is_tagged: true }),
         counters: vec![CounterState { number: 3, event: Some(1), data: 0, worlds: 3, value: !0, is_running: true }],
+        nested: Some(NestedState {
+            csrs: NestedCsrs { hgatp: 8 << 60 | 5, ..NestedCsrs::default() },
+            runs_l2: true,
+            ..NestedState::default()
+        }),
     };
     let queue = QueueState { size: 64, ready: Some([1, 0, u16::MAX]), ..QueueState::default() };
     let devices = [

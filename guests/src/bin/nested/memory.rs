@@ -20,6 +20,7 @@ pub fn run_all() {
     run("nested/rights", rights);
     run("nested/two-vmids", two_vmids);
     run("nested/no-stage", no_stage);
+    run("nested/moved-root", moved_root);
 }
 
 crate::code! {
@@ -225,5 +226,29 @@ fn no_stage() -> Check {
     fence::gvma_all();
     let trap = run_guest(&mut user, Mode::Supervisor);
     ensure_eq!((trap.cause, user.x[10]), (10, 99), "cause and a0 without a G-stage");
+    Ok(())
+}
+
+/// The guest's root table is moved to another page of this hypervisor's, which says the same, and at last to one that maps nothing.
+fn moved_root() -> Check {
+    const ROOT: u64 = DATA + 0x1000;
+    reset();
+    let (stage, data) = machine(reads(), 23);
+    let (roots, empty) = ([page(), page()], page());
+    roots.iter().for_each(|root| root.0[(CODE >> 30) as usize].store(leaf(CODE, RWX), Relaxed));
+    data.0[0].store(7, Relaxed);
+    // SAFETY: the guest's own.
+    unsafe { csr::vsatp::write(8 << 60 | ROOT >> 12) };
+    let mut user = User::default();
+    for n in 0..20 {
+        stage.map(ROOT, roots[n % 2].address(), ALL);
+        fence::gvma_page(Addr::new(ROOT), Vmid(23));
+        ensure_eq!(seen(&mut user), 7, "by the root table in place {n}");
+    }
+    stage.map(ROOT, empty.address(), ALL);
+    fence::gvma_vmid(Vmid(23));
+    fence::vvma_all();
+    ensure_eq!(seen(&mut user), u64::MAX - 12, "by an empty root table");
+    reset();
     Ok(())
 }

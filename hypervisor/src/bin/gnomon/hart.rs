@@ -202,6 +202,8 @@ impl Hart {
                 self.turns(Doing::Guest);
                 return context;
             }
+            // A vCPU that may not enter yet takes turns with what the hart does for others: no guest is left for an interrupt here.
+            self.attend_external();
         }
     }
 
@@ -226,9 +228,7 @@ impl Hart {
             }
             if hypervisor::life::idle::go_on(self.g, self) {
                 self.handle_left(None);
-                if self.seat.external_pending() {
-                    self.external(None);
-                }
+                self.attend_external();
                 continue;
             }
             self.g.rest(self, |hart| {
@@ -241,9 +241,7 @@ impl Hart {
             self.seat.clear_ipi();
             self.look_who_asks();
             self.handle_left(None);
-            if self.seat.external_pending() {
-                self.external(None);
-            }
+            self.attend_external();
         }
     }
 
@@ -394,7 +392,8 @@ impl Hart {
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
         let outcome = exit::nested::handle(self.g, &mut run, self);
-        self.leave_exit(run, outcome)
+        // OWNERSHIP: L2 may have lost its root of collapsed tables, behind which is no G-stage. [`Hart::enter`] gives it another.
+        if run.is_unsettled() { self.go_on(run, outcome) } else { self.leave_exit(run, outcome) }
     }
 
     /// Ends an exit that is handled.

@@ -28,6 +28,7 @@ pub use fences::fence_all;
 pub use shared::settle;
 pub use world::interrupt;
 
+use crate::control::debug;
 use crate::device::offer::GuestMode;
 use crate::exit::time;
 use crate::gnomon::Gnomon;
@@ -88,6 +89,7 @@ fn exit_of_l2<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcome {
             counters.exits_external.bump();
             Outcome::External
         }
+        Cause::Exception(Exception::Breakpoint) if debug::stops(g, run, env) => Outcome::Resume,
         Cause::Exception(exception) => by_exception(g, run, exception, env),
         cause @ (Cause::Interrupt(_) | Cause::Unknown(_)) => Outcome::kill(alloc::format!(
             "vCPU {} trapped with {cause:?} at {:#x} in its guest's guest, which Gnomon does not know how to handle",

@@ -9,6 +9,7 @@
 //! | 0x1000 | the CSRs, 8 bytes each |
 
 use super::state::{limits, state, write};
+use super::world;
 use crate::exit::memory::wait_for_memory;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -130,10 +131,11 @@ pub(super) fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
 }
 
-/// Tells L1 of the last exit of L2's, if it has not been told, before L1 goes on. Returns how the vCPU goes on instead, if that cannot be done
-/// now: L1 must not be entered then.
+/// Makes the vCPU ready for the world that it is about to run: L2 has a root, or is entered if a snapshot was taken while it ran; L1 has been told of the last exit of
+/// L2's. Returns how the vCPU goes on instead, if that cannot be done
+/// now: its guest must not be entered then.
 pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
-    if let Some(outcome) = collapsed::settle(g, run, env) {
+    if let Some(outcome) = world::go_on(g, run, env).or_else(|| collapsed::settle(g, run, env)) {
         return Some(outcome);
     }
     if run.nested.as_ref().is_none_or(|nested| !nested.owes) {

@@ -12,7 +12,7 @@ pub(super) fn state(run: &mut VcpuRun) -> &mut Nested {
 
 /// Returns the limits of L1's CSRs at L1's time `time`.
 pub(super) fn limits<'g>(g: &'g Gnomon, nested: &Nested, time: u64) -> Limits<'g> {
-    Limits { formats: &g.offer.formats, henvcfg: nested.environment, time }
+    nested.limits(&g.offer, time)
 }
 
 /// Writes a CSR for L1.

@@ -85,9 +85,15 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
         env.set_privilege(mode);
         return Outcome::Resume;
     }
+    state(run).csrs.hstatus &= !hstatus::SPV;
+    begin(g, run, mode, env);
+    Outcome::Resume
+}
+
+/// Puts L2 on the hart, in that mode; the vCPU has L2's root.
+fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, mode: Mode, env: &mut E) {
     run.shared.of_guests().entries.bump();
     let state = state(run);
-    state.csrs.hstatus &= !hstatus::SPV;
     state.other.vsie = (state.csrs.hie & state.csrs.hideleg) >> 1;
     state.kept = (state.other.hvip, state.other.vstimecmp);
     if state.csrs.henvcfg & envcfg::STCE == 0 {
@@ -103,7 +109,21 @@ pub(super) fn sret<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Outcom
         watch_timers(run, env);
     }
     interrupt(g, run, env);
-    Outcome::Resume
+}
+
+/// Enters L2 if the vCPU was restored from a snapshot that was taken while L2 ran. Returns how the vCPU goes on instead, if that cannot be done
+/// now: nothing else must be entered then.
+pub(super) fn go_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
+    let mode = run.nested.as_deref()?.goes_on?;
+    match nested::attach(g, run, env) {
+        Ok(true) => {
+            state(run).goes_on = None;
+            begin(g, run, mode, env);
+            None
+        }
+        Ok(false) => Some(Outcome::Resume),
+        Err(outcome) => Some(outcome),
+    }
 }
 
 /// Lets Gnomon's timer stand in for L1's comparator, which no register of the hart holds while L2 runs, and for the one of L2's that L1 knew
@@ -140,14 +160,7 @@ fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     state(run).runs_l2 = false;
     env.change_world(run);
     let state = state(run);
-    // Of its lines, L2 can change VSSIP only.
-    let (own, (hvip, vstimecmp)) = (Interrupt::VsSoft.bit(), state.kept);
-    state.other.hvip = state.other.hvip & own | hvip & !own;
-    if state.csrs.henvcfg & envcfg::STCE == 0 {
-        state.other.vstimecmp = vstimecmp;
-    }
-    let (delegated, csrs) = (state.csrs.hideleg, &mut state.csrs);
-    csrs.hie = csrs.hie & !delegated | state.other.vsie << 1 & delegated;
+    (state.csrs, state.other) = state.after_exit(state.other);
     if core::mem::take(&mut state.waits_events) {
         run.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
     }
@@ -203,7 +216,7 @@ pub fn interrupt<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     if env.watches_l2() {
         watch_timers(run, env);
     }
-    let Some(nested) = run.nested.as_deref() else { return };
+    let Some(nested) = run.nested.as_deref().filter(|nested| nested.goes_on.is_none()) else { return };
     let time = run.vm.guest_time(env.now());
     let pending = if nested.runs_l2 {
         let mut held = env.held_interrupts();

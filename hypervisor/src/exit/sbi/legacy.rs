@@ -9,7 +9,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::serial;
 use crate::vm::fetch;
-use crate::vm::fetch::Astray;
+use crate::vm::fetch::{Astray, Roots};
 use crate::vm::outcome::Outcome;
 use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::{VcpuRun, request};
@@ -104,7 +104,7 @@ fn hart_mask<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: u64, env: &mut E) -> Res
     let has = |bit| env.status() & bit != 0;
     let (sum, mxr) = (has(status::SUM), has(status::MXR));
     let request = Request { access: Access::Load, mode: env.privilege(), sum, mxr, hs_mxr: false };
-    let satp = run.vm.translation.satp(run, env);
+    let roots = Roots { satp: run.vm.translation.satp(run, env), hgatp: None };
     let mut bytes = [0; 8];
     let mut done = 0;
     while done < bytes.len() {
@@ -112,7 +112,7 @@ fn hart_mask<E: Env>(g: &Gnomon, run: &mut VcpuRun, at: u64, env: &mut E) -> Res
         let part = (PAGE_BYTES - gva.page_offset()).min((bytes.len() - done) as u64) as usize;
         let gpa = {
             let guard = run.vm.memory.lock();
-            guard.as_ref().map(|memory| fetch::guest_physical(&memory.space, satp, gva, &request, &env.mem()))
+            guard.as_ref().map(|memory| fetch::guest_physical(&memory.space, roots, gva, &request, &env.mem()))
         };
         let part_of = &mut bytes[done..done + part];
         let read = match gpa {

@@ -7,13 +7,14 @@ use crate::sync::Mutex;
 use crate::vm::Translation;
 use abi::bundle::{MAX_VCPUS, VmConfig};
 use abi::root_cache::MOST_PLACES;
-use abi::snapshot::{DiskState, MOST_TIME, RootCacheState, State, Told};
+use abi::snapshot::{DiskState, MOST_TIME, RootCacheState, State, Told, VcpuState};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use rv::csr::atp::Satp;
 use rv::{Format, PAGE_BYTES};
+use sbi_spec::nacl::shmem_size;
 
 /// Returns the state that a VM is to go on from, if it is.
 ///
@@ -62,6 +63,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
         }
     }
     check_root_caches(&state, config, offer)?;
+    check_nested(&state, config)?;
     if !state.vcpus.iter().any(|vcpu| vcpu.is_started) {
         return Err("no vCPU of its snapshot is started".into());
     }
@@ -123,6 +125,16 @@ fn check_root_caches(state: &State, config: &VmConfig, offer: &Offer) -> Result<
         ));
     }
     Ok(())
+}
+
+/// Checks the memory that its kernels share for their own guests.
+fn check_nested(state: &State, config: &VmConfig) -> Result<(), String> {
+    let is_possible = |at: u64| at.is_multiple_of(PAGE_BYTES) && config.has_ram(at, shmem_size::RV64 as u64);
+    let shares = |vcpu: &VcpuState| vcpu.nested.and_then(|nested| nested.shared);
+    match state.vcpus.iter().position(|vcpu| shares(vcpu).is_some_and(|at| !is_possible(at))) {
+        Some(id) => Err(format!("vCPU {id} of its snapshot shares memory by SBI NACL that cannot be")),
+        None => Ok(()),
+    }
 }
 
 /// Checks the facts that the guest was told of the rest: the devices.

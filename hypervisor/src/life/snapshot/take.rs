@@ -54,9 +54,6 @@ fn begin<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<save::Saving> {
     if vm.breaks.is_on() {
         return refuse("a debugger is attached to it");
     }
-    if vm.config.nested {
-        return refuse("it has the H extension, and snapshots do not hold that: start it without nested");
-    }
     // No lock is held while the VM is paused.
     let is_given_out = vm.savings.lock().now.as_ref().map(|saving| saving.state.is_some());
     match is_given_out {
@@ -113,7 +110,7 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
         let all = tenant.paused.iter().flatten().chain(tenant.parked.values());
         let mut all: Vec<&VcpuRun> = all.map(|run| &**run).collect();
         all.sort_by_key(|run| run.shared.id);
-        all.into_iter().map(|run| run.save(time)).collect()
+        all.into_iter().map(|run| run.save(time, &g.offer)).collect()
     });
     let events = vm.events.lock().save();
     let state = State { told, vcpus: vcpus.unwrap_or_default(), events, plic, devices }.encode();

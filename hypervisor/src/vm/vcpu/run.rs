@@ -4,7 +4,7 @@ use super::adapts::Adapts;
 use super::csrs::VsCsrs;
 use super::features::Features;
 use super::looks::Looks;
-use super::nested::Nested;
+use super::nested::{Collapsed, Nested};
 use super::pmu::{EventsOffered, Pmu};
 use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
@@ -12,6 +12,7 @@ use super::unexplained::Unexplained;
 use super::watch::Watch;
 use super::way::Way;
 use crate::device::offer::Offer;
+use crate::vm::fetch::Roots;
 use crate::vm::{Translation, Vm};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -232,6 +233,16 @@ impl VcpuRun {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2 && nested.collapsed.is_some())
     }
 
+    /// Returns whether something that takes memory comes before it enters its guest, or the guest of that.
+    #[must_use]
+    pub fn is_unsettled(&self) -> bool {
+        let lacks_root = |collapsed: &Collapsed| collapsed.root.is_none();
+        self.nested.as_ref().is_some_and(|nested| {
+            let lacks_root = nested.runs_l2 && nested.collapsed.as_deref().is_some_and(lacks_root);
+            nested.goes_on.is_some() || nested.owes || lacks_root
+        })
+    }
+
     /// Marks the vCPU as started, in case that it was suspended.
     pub fn awake(&self) {
         let _ = self.shared.hsm.compare_exchange(hsm::SUSPENDED, hsm::STARTED, Ordering::AcqRel, Ordering::Acquire);
@@ -289,6 +300,25 @@ impl VcpuRun {
     pub fn satp(&self) -> u64 {
         let lane = &self.context.lane;
         if lane.changes() == self.shadow.changes { self.bank.csrs.vsatp } else { self.shadow.views.key(lane.place()) }
+    }
+
+    /// Returns the roots of the world that runs, of a vCPU that is on no hart.
+    #[must_use]
+    pub fn roots(&self) -> Roots {
+        match self.nested.as_deref() {
+            Some(nested) if nested.runs_l2 => Roots { satp: self.bank.csrs.vsatp, hgatp: Some(nested.csrs.hgatp) },
+            Some(nested) if nested.goes_on.is_some() => {
+                Roots { satp: nested.other.vsatp, hgatp: Some(nested.csrs.hgatp) }
+            }
+            _ => Roots { satp: self.satp(), hgatp: None },
+        }
+    }
+
+    /// Returns the roots of the world that does not run.
+    #[must_use]
+    pub fn other_roots(&self) -> Option<Roots> {
+        let nested = self.nested.as_deref()?;
+        Some(Roots { satp: nested.other.vsatp, hgatp: (!nested.runs_l2).then_some(nested.csrs.hgatp) })
     }
 
     /// Follows the lane, on shadow tables: the present root and `satp` are known then. [`crate::memory::translation`]

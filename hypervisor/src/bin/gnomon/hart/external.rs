@@ -46,6 +46,13 @@ impl Hart {
         }
     }
 
+    /// Handles an external interrupt of the hart's if one is pending, while no guest is on it.
+    pub(super) fn attend_external(&mut self) {
+        if self.seat.external_pending() {
+            self.external(None);
+        }
+    }
+
     /// Handles deferred interrupts, as far as the budget allows.
     pub(super) fn handle_deferred(&mut self, own: Option<&Vm>) {
         for at in harts::each(self.host.deferred) {

@@ -97,8 +97,8 @@ impl Hart {
         self.set_spins(false);
         self.guest.save_csrs(&mut run.bank.csrs, &self.g.offer);
         run.vm.translation.unload(run, self);
-        if run.vm.translation.may_enter(run) {
-            // A vCPU on no hart keeps no unowned frames back; but without a root, they may be for its first one.
+        if run.vm.translation.may_enter(run) && !run.is_unsettled() {
+            // A vCPU on no hart keeps no unowned frames back; but they may be for a root without which it enters no guest.
             run.discard_ready(&self.shared.frames);
         }
         run.bank.mode = self.guest.privilege();

@@ -80,6 +80,12 @@ const fn hgatp(old: u64, value: u64) -> u64 {
 }
 
 impl Nested {
+    /// Returns the limits of L1's CSRs at L1's time `time`.
+    #[must_use]
+    pub fn limits<'o>(&self, offer: &'o Offer, time: u64) -> Limits<'o> {
+        Limits { formats: &offer.formats, henvcfg: self.environment, time }
+    }
+
     /// Returns the value of one of these CSRs, which L1 reads. `None` if it is none of them.
     #[must_use]
     pub const fn read(&self, csr: u16, limits: &Limits<'_>) -> Option<u64> {

@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use lane::FenceLog;
 use mmu::shadow::{Root, Views};
 use rv::csr::{envcfg, hstatus, status};
-use rv::{Addr, Exception, Gpa, Interrupt, L2Gpa, L2Gva, Pfn, Request};
+use rv::{Addr, Exception, Gpa, Interrupt, L2Gpa, L2Gva, Mode, Pfn, Request};
 
 const PAGE_FAULTS: u64 = Exception::FetchPage.bit() | Exception::LoadPage.bit() | Exception::StorePage.bit();
 
@@ -20,6 +20,8 @@ pub struct Nested {
     pub other: VsCsrs,
     /// Set while L2 runs: the virtualization mode V that L1 believes in.
     pub runs_l2: bool,
+    /// L2's privilege, if the vCPU is to enter L2 before L1 executes anything: it was restored from a snapshot.
+    pub goes_on: Option<Mode>,
     /// The tables that translate L2's guest physical addresses, by which it was entered last.
     pub root: Option<Root<L2Gpa>>,
     /// L1's `hgatp` that they stand for.
@@ -143,6 +145,7 @@ impl Nested {
             csrs: HypervisorCsrs::default(),
             other: VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() },
             runs_l2: false,
+            goes_on: None,
             root: None,
             root_of: 0,
             waits_events: false,
@@ -175,7 +178,7 @@ impl Nested {
     pub fn reset(&mut self) {
         self.csrs = HypervisorCsrs::default();
         self.other = VsCsrs { vsstatus: status::UXL_64, ..VsCsrs::default() };
-        self.runs_l2 = false;
+        (self.runs_l2, self.goes_on) = (false, None);
         (self.reflected, self.told, self.shared, self.owes, self.swaps) = (None, None, None, false, false);
         self.collapsed.iter_mut().for_each(|collapsed| collapsed.refused = None);
         self.waits_events = false;
@@ -200,6 +203,23 @@ impl Nested {
             });
         }
         if csrs.hstatus & hstatus::SPV != 0 { World::Leaving } else { World::Own }
+    }
+
+    /// Returns the hypervisor CSRs, and L2's CSRs as L1 knows them once L2 has made an exit. `l2` are those in the hart, while L2 runs.
+    #[must_use]
+    pub const fn after_exit(&self, l2: VsCsrs) -> (HypervisorCsrs, VsCsrs) {
+        // Of its lines, L2 can change VSSIP only.
+        let (own, (hvip, vstimecmp)) = (Interrupt::VsSoft.bit(), self.kept);
+        let has_comparator = self.csrs.henvcfg & envcfg::STCE != 0;
+        let delegated = self.csrs.hideleg;
+        (
+            HypervisorCsrs { hie: self.csrs.hie & !delegated | l2.vsie << 1 & delegated, ..self.csrs },
+            VsCsrs {
+                hvip: l2.hvip & own | hvip & !own,
+                vstimecmp: if has_comparator { l2.vstimecmp } else { vstimecmp },
+                ..l2
+            },
+        )
     }
 
     /// Returns L1's `hip` at L1's time `time`, while L1 runs.
