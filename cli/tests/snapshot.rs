@@ -327,6 +327,56 @@ fn a_vm_goes_on_in_its_own_run_and_in_another() {
     }
 }
 
+/// Returns the words of a Gnomon in the payload seat whose VM has that kernel, as the kernel of another VM.
+fn as_a_guest(scratch: &Scratch, kernel: &str) -> [String; 6] {
+    let words = ["run", "--seat", "payload", "--mmu", "two-stage", "--memory", "16M", "--kernel", kernel, "--dry-run"];
+    let said = scratch.command(&words).success();
+    let said = String::from_utf8_lossy(&said.get_output().stdout).into_owned();
+    let after = |option: &str| {
+        let mut words = said.split_whitespace().skip_while(|word| *word != option);
+        words.nth(1).unwrap_or_else(|| panic!("no {option} in {said}")).to_owned()
+    };
+    let kib: u64 = after("-m").trim_end_matches('K').parse().expect("KiB");
+    let memory = format!("{}K", kib.next_multiple_of(2048));
+    ["--kernel".into(), after("-kernel"), "--initrd".into(), after("-initrd"), "--memory".into(), memory]
+}
+
+#[test]
+fn a_guest_of_a_guest_is_stopped_and_goes_on_elsewhere() {
+    /// Its call that prints a letter.
+    const CALL: u64 = 0x8020_0000 + 4 * 18;
+    let scratch = Scratch(tempfile::tempdir().expect("a directory"));
+    let (kernel, file) = (scratch.text("alphabet"), scratch.text("a.snap"));
+    fs::write(&kernel, alphabet()).expect("a file");
+    let inner = as_a_guest(&scratch, &kernel);
+    let args = ["--name", "outer", "--nested", "--svvptc", "off"].into_iter().chain(inner.iter().map(String::as_str));
+    let mut run = scratch.run(&args.collect::<Vec<_>>());
+    wait_for(&mut run, "hello");
+    let gdb = |script: &str| {
+        fs::write(scratch.path("script"), script).expect("a file");
+        let words = ["gdb", "--", "-nx", "-batch", "-x", &scratch.text("script")];
+        String::from_utf8_lossy(&scratch.command(&words).success().get_output().stdout).into_owned()
+    };
+    // The hypervisor between the two runs now and then, and has other code there.
+    let call = format!("{CALL:#x}");
+    let is_in_l2 = (0..20).any(|_| gdb(&format!("x/wx {call}\ndetach\n")).contains("0x00000073"));
+    assert!(is_in_l2, "the guest's guest does not run");
+    let said = gdb(&format!(
+        "break *{call}\ncontinue\np/x $pc\nx/wx {call}\nstepi\np $pc != {call} && $pc != {call} + 4\np/x $scause\ndelete\ndetach\n"
+    ));
+    let expected = [format!("$1 = {call}\n"), "0x00000073".into(), "$2 = 1\n".into(), "$3 = 0xa\n".into()];
+    let mut rest = said.as_str();
+    for line in &expected {
+        let at = rest.find(line).unwrap_or_else(|| panic!("no `{line}` in its place in:\n{said}"));
+        rest = &rest[at + line.len()..];
+    }
+    scratch.command(&["snapshot", "-o", &file, "--stop"]).success();
+    let _ = end(run);
+    let said = end(scratch.run(&["--restore", &file, "--no-h"]));
+    let letters: String = said.lines().filter(|line| line.len() == 1).collect();
+    assert!(('a'..='z').collect::<String>().ends_with(&letters) && letters.ends_with("xyz"), "{said}");
+}
+
 /// Checks that snapshots which cannot be restored are refused, before a machine is started or by it.
 fn refuses(scratch: &Scratch, file: &str, disk: &str, share: &str) {
     let refused = |code: i32, args: &[&str], part: &str| {

@@ -95,8 +95,8 @@ pub struct RunArgs {
     #[arg(long)]
     nested: bool,
     /// The tables by which guests of guests run: two stages, or shadow tables that lead from their virtual addresses to the host's at once,
-    /// which are the only ones but with --mmu two-stage. With --nested
-    #[arg(long, value_name = "nested|collapsed", value_parser = l2_tables, requires = "nested")]
+    /// which are the only ones but with --mmu two-stage. With --nested, or where a VM file or a snapshot says so
+    #[arg(long, value_name = "nested|collapsed", value_parser = l2_tables)]
     l2: Option<L2Tables>,
     /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]

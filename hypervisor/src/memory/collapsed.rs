@@ -238,8 +238,9 @@ pub(crate) enum Fenced {
     Own(GuestFence<L2Gva>),
 }
 
-/// Does a fence, on the vCPU of this hart. The hart forgets what it ends.
-pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: &Fenced, env: &mut E) {
+/// Does a fence, on the vCPU of this hart. The hart forgets what it ends. Returns whether it was one of both stages, so that nothing of the
+/// vCPU's guests is out of date any more.
+pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: &Fenced, env: &mut E) -> bool {
     let VcpuRun { vm, nested: Some(nested), .. } = run else { unreachable!("it has no H extension") };
     let (runs_l2, henvcfg) = (nested.runs_l2, nested.csrs.henvcfg);
     let Some(Collapsed { root, views, log, root_of, .. }) = nested.collapsed.as_deref_mut() else {
@@ -250,12 +251,12 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: &Fenced, env: &
     if let Fenced::Below(_, Some(vmid)) = what
         && Asid(vmid.0) != known
     {
-        return;
+        return false;
     }
     let Some(root) = *root else {
         // Roots that it knows are brought up to date when it gets one.
         views.outdate_others(None, log);
-        return;
+        return true;
     };
     let (frames, mut mem, vm) = (&g.harts[env.hart()].frames, env.mem(), Arc::clone(vm));
     let ends = lend::<L2Gva, _, _>(
@@ -275,7 +276,7 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: &Fenced, env: &
         },
     );
     if ends != Some(true) {
-        return;
+        return false;
     }
     let page = match what {
         Fenced::Own(GuestFence { range: Some((at, 1)), .. }) => Some(Addr::new(at.align_down(PAGE_BYTES).raw())),
@@ -291,4 +292,5 @@ pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, what: &Fenced, env: &
     } else {
         views.forget_ids();
     }
+    matches!(what, Fenced::Below(..))
 }

@@ -194,13 +194,13 @@ pub(crate) fn fill<E: Env>(g: &Gnomon, run: &mut VcpuRun, (at, request): (Addr<L
 }
 
 /// Does a fence of L1's for translations of its guests' physical addresses (HFENCE.GVMA): of a range, with its length in bytes, or all; of a
-/// VMID or all.
+/// VMID or all. Returns whether nothing of the vCPU's guests is out of date any more by L1's tables.
 pub(crate) fn fence<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
     (range, vmid): (Option<(Addr<L2Gpa>, u64)>, Option<Vmid>),
     env: &mut E,
-) {
+) -> bool {
     if run.vm.collapses() {
         return collapsed::fence(g, run, &Fenced::Below(range, vmid), env);
     }
@@ -209,7 +209,7 @@ pub(crate) fn fence<E: Env>(
     let Some(root) = nested.root else {
         // It has no translation of any. Roots that it knows are brought up to date when it gets one.
         nested.views.outdate_others(None, &mut nested.log);
-        return;
+        return true;
     };
     let fence = GuestFence { range, asid: vmid.map(|vmid| Asid(vmid.0)) };
     let Nested { views, log, .. } = &mut *nested;
@@ -224,6 +224,7 @@ pub(crate) fn fence<E: Env>(
             None => env.fence_nested(nested, None),
         }
     }
+    range.is_none() && vmid.is_none()
 }
 
 /// The reason why an access of L1's to L2's memory (HLV, HSV) fails.

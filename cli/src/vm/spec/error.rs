@@ -31,6 +31,12 @@ pub enum SpecError {
     #[error("--name was given with {0} VM files")]
     #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
     NameForMany(usize),
+    /// Tables for guests of a VM that is offered no hypervisor extension.
+    #[error("VM `{0}` has `l2`, and is to run no guests of its own")]
+    #[diagnostic(help(
+        "leave `l2` out, or let it be a hypervisor: set `nested = true` in the VM file or give --nested"
+    ))]
+    NoHypervisor(String),
     /// More VMs than a bundle can hold.
     #[error("{0} VMs are too many: the limit is {MAX_VMS}")]
     #[diagnostic(help("give fewer VM files"))]

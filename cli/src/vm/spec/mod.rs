@@ -133,6 +133,7 @@ impl VmSpec {
     }
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
+        let has_l2_alone = vm.l2.is_some() && vm.nested != Some(true);
         let spec = Self {
             memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
             name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
@@ -169,6 +170,9 @@ impl VmSpec {
         };
         if !is_name(&spec.name) {
             return Err(SpecError::Name(spec.name));
+        }
+        if has_l2_alone {
+            return Err(SpecError::NoHypervisor(spec.name));
         }
         if !(1..=MAX_VCPUS).contains(&spec.vcpus) {
             return Err(SpecError::Vcpus { vm: spec.name, vcpus: spec.vcpus });
@@ -424,6 +428,9 @@ mod tests {
         assert!(matches!(settle(VmFile { memory: Some(Size(1 << 20)), ..vm.clone() }), Err(SpecError::Memory { .. })));
         assert!(matches!(settle(VmFile { name: Some("a|b".into()), ..vm.clone() }), Err(SpecError::Name(_))));
         assert!(matches!(settle(VmFile { shadow: Some(Size(5000)), ..vm.clone() }), Err(SpecError::Shadow { .. })));
+        let l2 = VmFile { l2: Some(L2Tables::Collapsed), ..vm.clone() };
+        assert_eq!(settle(l2.clone()), Err(SpecError::NoHypervisor("linux".into())));
+        assert!(settle(VmFile { nested: Some(true), ..l2 }).is_ok());
         let balloon = |bytes| settle(VmFile { balloon: Some(Balloon::Takes(Size(bytes))), ..vm.clone() });
         assert!(balloon(DEFAULT_MEMORY.0 / 8 * 7).is_ok());
         for bytes in [DEFAULT_MEMORY.0 / 8 * 7 + PAGE, 5000] {

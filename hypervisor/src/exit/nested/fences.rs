@@ -33,7 +33,8 @@ pub fn fence_all<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
 /// Does a fence of L1's for translations by L2's own tables, of whichever VMID: all are forgotten.
 pub(super) fn vvma<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     if run.vm.collapses() {
-        return collapsed::fence(g, run, &Fenced::Own(GuestFence { range: None, asid: None }), env);
+        collapsed::fence(g, run, &Fenced::Own(GuestFence { range: None, asid: None }), env);
+        return;
     }
     env.forget_nested(state(run));
 }

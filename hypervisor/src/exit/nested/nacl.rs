@@ -131,6 +131,14 @@ const STEPS: u64 = 128;
 /// The steps of a fence of all addresses.
 const WIDE: u64 = 64;
 
+/// The work that a fence has made.
+enum Done {
+    /// So many steps.
+    Steps(u64),
+    /// All that there is for fences: nothing of L1's guests is out of date any more.
+    All,
+}
+
 /// Does the fences of those numbers that L1 asks for.
 ///
 /// # Errors
@@ -146,7 +154,7 @@ fn sync_fences<E: Env>(
     let pending = with(g, run, at, env, |page, mem| {
         numbers.filter(|n| mem.read_u64(entry(page, *n)) & PENDING != 0).fold(0_u64, |all, n| all | 1 << n)
     })?;
-    let mut steps = 0;
+    let (mut steps, mut is_all_done) = (0, false);
     for n in each(pending) {
         if steps >= STEPS {
             return Err(Unreachable::Later);
@@ -158,41 +166,48 @@ fn sync_fences<E: Env>(
             mem.write_u64(entry, config & !PENDING);
             (config & PENDING != 0).then_some(Wanted { config, first, count })
         })?;
-        if let Some(wanted) = wanted {
-            run.shared.of_guests().fences.bump();
-            steps += fence(g, run, wanted, env);
+        let Some(wanted) = wanted else { continue };
+        run.shared.of_guests().fences.bump();
+        match fence(g, run, (wanted, is_all_done), env) {
+            Done::Steps(more) => steps += more,
+            Done::All => (is_all_done, steps) = (true, steps + WIDE),
         }
     }
     Ok(())
 }
 
-/// Does a fence. Returns its steps.
-fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, Wanted { config, first, count }: Wanted, env: &mut E) -> u64 {
+/// Does a fence, unless another one has done all that there is to do.
+fn fence<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (Wanted { config, first, count }, is_all_done): (Wanted, bool),
+    env: &mut E,
+) -> Done {
     const TYPE_SHIFT: u32 = 56;
     const ORDER_SHIFT: u32 = 48;
     const VMID_SHIFT: u32 = 16;
     let (kind, order) = (config >> TYPE_SHIFT & 15, 12 + (config >> ORDER_SHIFT & 0x7f));
     let vmid = (kind & 2 != 0).then_some(Vmid((config >> VMID_SHIFT & VMID_BITS) as u16));
     match kind {
+        0..4 if is_all_done => return Done::Steps(0),
         0..4 => {}
+        // On collapsed tables, what is compared is by both stages.
+        4..8 if is_all_done && run.vm.collapses() => return Done::Steps(0),
         4..8 => {
             vvma(g, run, env);
-            return 1;
+            return Done::Steps(if run.vm.collapses() { STEPS } else { 1 });
         }
-        _ => return 0,
+        _ => return Done::Steps(0),
     }
     // Odd kinds are of all addresses.
     let unit = 1_u64.checked_shl(order as u32).filter(|_| kind & 1 == 0);
     let range = unit.and_then(|unit| Some((first.checked_mul(unit)?, count.checked_mul(unit)?)));
-    match range.filter(|(_, bytes)| (1..=WIDE * PAGE_BYTES).contains(bytes)) {
-        Some((start, bytes)) => {
-            nested::fence(g, run, (Some((Addr::new(start), bytes)), vmid), env);
-            bytes.div_ceil(PAGE_BYTES)
-        }
-        None => {
-            nested::fence(g, run, (None, vmid), env);
-            WIDE
-        }
+    let range = range.filter(|(_, bytes)| (1..=WIDE * PAGE_BYTES).contains(bytes));
+    let is_all = nested::fence(g, run, (range.map(|(start, bytes)| (Addr::new(start), bytes)), vmid), env);
+    match range {
+        _ if is_all => Done::All,
+        Some((_, bytes)) => Done::Steps(bytes.div_ceil(PAGE_BYTES)),
+        None => Done::Steps(WIDE),
     }
 }
 
