@@ -35,7 +35,7 @@ pub struct State {
 pub struct Held {
     /// The guest's.
     pub own: u64,
-    /// That of the guest's own guest, if that ran.
+    /// The value of the guest's own guest, if that ran.
     pub l2: u64,
 }
 

@@ -133,7 +133,7 @@ const WIDE: u64 = 64;
 
 /// The work that a fence has made.
 enum Done {
-    /// So many steps.
+    /// A number of steps.
     Steps(u64),
     /// All that there is for fences: nothing of L1's guests is out of date any more.
     All,
