@@ -383,7 +383,7 @@ fn make_step<E: Env>(g: &Gnomon, vm: &Vm, vcpu: u32, env: &mut E) -> Done<()> {
     next.push(now.stvec & !3);
     let own = next.into_iter().filter(|at| *at != now.pc).map(|at| (roots, at));
     let mut count = 0;
-    for (roots, at) in own.chain(with(g, vm, vcpu, |run| in_other_world(run))?) {
+    for (roots, at) in own.chain(with(g, vm, vcpu, in_other_world)?) {
         match set(g, vm, (roots, at, true), env) {
             Ok(()) => count += 1,
             Err(Undone::Later) => return Err(Undone::Later),

@@ -25,14 +25,16 @@ mod supervisor;
 mod world;
 
 pub use fences::fence_all;
-pub use shared::settle;
 pub use world::interrupt;
 
 use crate::control::debug;
 use crate::device::offer::GuestMode;
+use crate::exit::memory::wait_for_memory;
 use crate::exit::time;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::collapsed as tables;
+use crate::vm::Unreachable;
 use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::VcpuRun;
 use rv::csr::COUNTEREN_TM;
@@ -57,6 +59,20 @@ pub(super) fn instruction<E: Env>(
         (System::Fence(_), Outcome::Resume) => runs::run_on(g, run, true, env),
         (_, outcome) => outcome,
     })
+}
+
+/// Makes the vCPU ready for the world that it is about to run: L2 has a root, and is entered if a snapshot was taken while it ran; L1 has been
+/// told of L2's last exit. Returns how the vCPU goes on instead, if that cannot be done now: its guest must not be entered then.
+pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
+    if let Some(outcome) = world::go_on(g, run, env).or_else(|| tables::settle(g, run, env)) {
+        return Some(outcome);
+    }
+    match shared::pay(g, run, env) {
+        Ok(()) => None,
+        Err(Unreachable::Waits { since }) => Some(wait_for_memory(g, run, since)),
+        Err(Unreachable::Gone | Unreachable::Later) => Some(Outcome::Resume),
+        Err(why) => Some(Outcome::kill(alloc::format!("no memory for what its guest's exit tells it: {why}"))),
+    }
 }
 
 /// Handles an exit of L2.

@@ -9,16 +9,11 @@
 //! | 0x1000 | the CSRs, 8 bytes each |
 
 use super::state::{limits, state, write};
-use super::world;
-use crate::exit::memory::wait_for_memory;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::hart::harts::each;
-use crate::memory::collapsed;
 use crate::vm::Unreachable;
-use crate::vm::outcome::Outcome;
 use crate::vm::vcpu::{Nested, VcpuRun, request};
-use alloc::format;
 use core::sync::atomic::Ordering;
 use rv::system::number;
 use rv::{Addr, Gpa, Hpa, PhysMem};
@@ -131,25 +126,14 @@ pub(super) fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     }
 }
 
-/// Makes the vCPU ready for the world that it is about to run: L2 has a root, or is entered if a snapshot was taken while it ran; L1 has been told of the last exit of
-/// L2's. Returns how the vCPU goes on instead, if that cannot be done
-/// now: its guest must not be entered then.
-pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
-    if let Some(outcome) = world::go_on(g, run, env).or_else(|| collapsed::settle(g, run, env)) {
-        return Some(outcome);
+/// Tells L1 of the last exit of L2's, if it has not been told.
+pub(super) fn pay<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Result<(), Unreachable> {
+    if run.nested.as_ref().is_some_and(|nested| nested.owes) {
+        swap_hstatus(g, run, env)?;
+        publish(g, run, env)?;
+        state(run).owes = false;
     }
-    if run.nested.as_ref().is_none_or(|nested| !nested.owes) {
-        return None;
-    }
-    match swap_hstatus(g, run, env).and_then(|()| publish(g, run, env)) {
-        Ok(()) => {
-            state(run).owes = false;
-            None
-        }
-        Err(Unreachable::Waits { since }) => Some(wait_for_memory(g, run, since)),
-        Err(Unreachable::Gone | Unreachable::Later) => Some(Outcome::Resume),
-        Err(why) => Some(Outcome::kill(format!("no memory for what its guest's exit tells it: {why}"))),
-    }
+    Ok(())
 }
 
 /// An exit of L2's is over: swaps what is to be swapped, and tells L1 of all.
