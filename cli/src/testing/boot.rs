@@ -316,8 +316,15 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let prepare = |spec: &RunSpec| run::prepare(spec, Some(hypervisor(programs)?));
     let inner = match test.l1 {
         Some(L1::Gnomon) => {
-            // To it, its harts have the H extension, whatever the machine's have.
-            Some(prepare(&RunSpec { seat: Seat::Payload, h: HExtension::Present, ..spec.clone() })?)
+            // To it, its harts have the H extension, whatever the machine's have. The swap device is the outer one's.
+            let unbounded = |file: &VmFile| VmFile { limit: None, reserve: None, l2: None, ..file.clone() };
+            Some(prepare(&RunSpec {
+                seat: Seat::Payload,
+                h: HExtension::Present,
+                files: spec.files.iter().map(unbounded).collect(),
+                swap: None,
+                ..spec.clone()
+            })?)
         }
         Some(L1::Kvm | L1::KvmOfGuests) | None => None,
     };

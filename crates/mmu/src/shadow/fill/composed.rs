@@ -163,6 +163,11 @@ impl<S: Shadowed> Filler<S> {
                 (own & (mapped.rights | PteFlags::U), walk.level, pte)
             }
         };
+        // One leaf cannot say that a page is L2's to execute and L1's to read.
+        if access == Access::Load && !allowed.contains(PteFlags::R) && !(request.mxr && allowed.contains(PteFlags::X)) {
+            self.tables().counters.guest_faults += 1;
+            return Err(Ok(Answer::Inject(S::page_fault(gva, access))));
+        }
         Ok((Found { gpa, allowed, level, pte }, mapped.level))
     }
 
