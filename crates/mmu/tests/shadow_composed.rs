@@ -490,7 +490,7 @@ fn run(seed: u64, sabotage: Option<Sabotage>, is_shadowed: bool) -> ([u64; 4], [
 
 #[test]
 fn lives() {
-    let lives = std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(40_000) / STEPS;
+    let lives = std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(24_000) / STEPS;
     let (mut tally, mut below, mut counters) = ([0; 4], [0; 2], mmu::shadow::Counters::default());
     for seed in 0..lives {
         // In some, L1 is on shadow tables itself.
@@ -525,9 +525,10 @@ fn every_mutant_is_caught() {
     for (mutant, checks) in MUTANTS {
         // First the life that finds it.
         let named = match mutant {
-            Sabotage::ForgetsUses => 164,
-            Sabotage::KeepsMovedRoots => 50,
-            Sabotage::ForgetsFence => 140,
+            Sabotage::ForgetsCompanion => 111,
+            Sabotage::ForgetsUses => 28,
+            Sabotage::KeepsMovedRoots => 43,
+            Sabotage::ForgetsFence => 86,
             Sabotage::ForgetsLeaf => 37,
             Sabotage::KeepsPointers => 600,
             _ => 0,

@@ -9,9 +9,9 @@ use std::panic::catch_unwind;
 /// Steps in the life of one VM.
 const STEPS: u64 = 500;
 
-/// Steps in all, for each upkeep. A soak sets SHADOW_STEPS.
+/// Steps in all, for each upkeep: three hundred lives. Most mutants are found in the first forty of them. A soak sets SHADOW_STEPS.
 fn steps() -> u64 {
-    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(300_000)
+    std::env::var("SHADOW_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(150_000)
 }
 
 fn run<S: Subject>(upkeep: Upkeep, seed: u64, mutant: Mutant) -> (mmu::shadow::Counters, [u64; 15]) {
@@ -45,7 +45,7 @@ fn lives<S: Subject>(upkeep: Upkeep, steps: u64) {
     // Memory goes and comes in all ways that there are, and now and then there is no budget for it.
     assert!(tallies[..6].iter().all(|count| *count >= 10), "{tallies:?}");
     // Few pages are promoted: the shadowed tables among them stay where they are.
-    assert!(steps < 200_000 || tallies[6] >= 5, "{tallies:?}");
+    assert!(steps < 100_000 || tallies[6] >= 3, "{tallies:?}");
     assert!(tallies[14] >= 100, "few faults shared the lock: {tallies:?}");
     assert!(!(S::HAS_LANE && matches!(upkeep, Upkeep::Lazy | Upkeep::Steered)) || tallies[11] >= 100, "{tallies:?}");
 }
@@ -64,13 +64,13 @@ fn steered() {
 #[test]
 fn unsync() {
     // The mutants are found in 51 lives and fewer.
-    lives::<Gva>(Upkeep::Unsync, steps() / 2);
+    lives::<Gva>(Upkeep::Unsync, steps() / 5 * 2);
 }
 
 #[test]
 fn shadow() {
     // The mutants are found in 78 lives and fewer.
-    lives::<Gva>(Upkeep::Shadow, steps() / 2);
+    lives::<Gva>(Upkeep::Shadow, steps() / 5 * 2);
 }
 
 /// The G-stage that a guest has made for a guest of its own, with roots of four frames.
@@ -183,7 +183,7 @@ const MUTANTS: [(Mutant, Upkeep, &[&str]); 73] = [
 const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
     match (mutant, upkeep) {
         (Mutant::KeepsOwn, Upkeep::Lazy) => &[154],
-        (Mutant::KeepsPoison, Upkeep::Steered) => &[124],
+        (Mutant::KeepsPoison, Upkeep::Steered) => &[24],
         (Mutant::KeepsGlobals, Upkeep::Steered) => &[119],
         (Mutant::KeepsVmid, Upkeep::Steered) => &[454],
         (Mutant::KeepsGlobals, Upkeep::Lazy) => &[48],
@@ -192,10 +192,12 @@ const fn finders(mutant: Mutant, upkeep: Upkeep) -> &'static [u64] {
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Shadow) => &[77],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Lazy) => &[68],
         (Mutant::Engine(Sabotage::MovesWithLeaves), Upkeep::Unsync) => &[45],
-        (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered) => &[23],
+        (Mutant::Engine(Sabotage::ForgetsFence), Upkeep::Steered) => &[5],
         (Mutant::Engine(Sabotage::ForgetsPassedPages), Upkeep::Steered) => &[51],
         (Mutant::Engine(Sabotage::ForgetsWideLines), Upkeep::Steered) => &[738],
-        (Mutant::Engine(Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[230],
+        (Mutant::Engine(Sabotage::ForgetsPassedSpells), Upkeep::Steered) => &[6],
+        (Mutant::Engine(Sabotage::ForgetsSpells), Upkeep::Steered) => &[10],
+        (Mutant::Engine(Sabotage::ForgetsLaneLog), Upkeep::Steered) => &[32],
         (Mutant::Engine(Sabotage::KeepsChunks), Upkeep::Steered) => &[122],
         (Mutant::Engine(Sabotage::SteersNarrower), Upkeep::Steered) => &[69],
         (Mutant::Engine(Sabotage::ProtectsWithoutFlush), Upkeep::Steered) => &[244],
@@ -224,6 +226,7 @@ fn catch_all<S: Subject>(mutants: impl IntoIterator<Item = (Mutant, Upkeep, &'st
             Some((seed, text.or_else(|| failed.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()))
         });
         let (seed, message) = caught.unwrap_or_else(|| panic!("{mutant:?} was not caught in {upkeep:?}"));
+        println!("{mutant:?} in {upkeep:?}: seed {seed}");
         assert!(checks.iter().any(|check| message.contains(check)), "{mutant:?} was caught by chance: {message}");
         if seed >= UNNAMED && !named.contains(&seed) {
             unnamed.push((mutant, upkeep, seed));
