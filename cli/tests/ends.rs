@@ -174,7 +174,8 @@ fn a_reader_that_is_late_has_all() {
     std::fs::write(&scratch.kernel, ALPHABET.map(u32::to_le_bytes).concat()).expect("a file");
     let mut child = scratch.run(&[]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gnomon");
     std::thread::sleep(std::time::Duration::from_secs(3));
-    let mut said = vec![0; 1 << 20];
+    // Four times what a pipe holds: in three seconds the guest has filled that, and waits.
+    let mut said = vec![0; 1 << 18];
     child.stdout.as_mut().expect("its output").read_exact(&mut said).expect("a text without end");
     // Behind the messages of the start.
     let from = said.windows(3).position(|text| text == b"abc").expect("the alphabet");
