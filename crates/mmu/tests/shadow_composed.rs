@@ -300,7 +300,8 @@ impl Rig {
                         htinst: trap.tinst,
                     };
                     // One leaf cannot say that a page is L2's to execute and L1's to read.
-                    let is_known = request.access == Access::Load && request.mxr && !is_l1s && asked.is_ok();
+                    let is_known =
+                        request.access == Access::Load && (request.mxr || request.hs_mxr) && !is_l1s && asked.is_ok();
                     if !is_known {
                         assert_eq!(asked, Err(raised), "REFUSAL: {gva:?} {request:?}");
                     }

@@ -65,6 +65,14 @@ fn act<E: Env>(g: &Gnomon, vm: &Vm, wish: Debug, env: &mut E) -> Done<Answer> {
         Debug::Detach => return detach(g, vm, env),
         Debug::State => return state(g, vm, env).map(Answer::Stopped),
         _ if !is_still(g, vm) => return refuse("it has not stopped"),
+        Debug::Registers(vcpu)
+        | Debug::SetRegister { vcpu, .. }
+        | Debug::SetVector { vcpu, .. }
+        | Debug::Step(vcpu)
+            if with(g, vm, vcpu, is_between_worlds).unwrap_or(false) =>
+        {
+            return refuse("it was restored from a snapshot, and has not gone on yet: resume it first");
+        }
         _ => {}
     }
     match wish {
@@ -177,6 +185,11 @@ fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Done<Stopped> {
     Ok(stopped.unwrap_or(Stopped::Halted))
 }
 
+/// Returns whether the vCPU has the integer registers of L2 and the CSRs of L1: it is about to enter L2.
+fn is_between_worlds(run: &mut VcpuRun) -> bool {
+    run.nested.as_deref().is_some_and(|nested| nested.goes_on.is_some())
+}
+
 /// Does something with a vCPU of a VM that stands still.
 fn with<T>(g: &Gnomon, vm: &Vm, vcpu: u32, act: impl FnOnce(&mut VcpuRun) -> T) -> Done<T> {
     let done = g.vms.tenant(vm, |tenant| {
@@ -235,10 +248,12 @@ fn vector(run: &mut VcpuRun, register: u8) -> Option<&mut [u8]> {
     run.bank.vector.bytes.chunks_exact_mut(vlenb.max(1)).nth(register.into())
 }
 
-/// Marks registers dirty unless they are off, so that the guest's kernel saves them when it changes tasks.
+/// Marks registers dirty unless they are off, so that the guest's kernel saves them when it changes tasks. While L2 runs, they are L1's, too.
 fn dirty(run: &mut VcpuRun, field: u64) {
-    if run.bank.csrs.vsstatus & field != 0 {
-        run.bank.csrs.vsstatus |= field;
+    let mark = |status: &mut u64| *status |= if *status & field != 0 { field } else { 0 };
+    mark(&mut run.bank.csrs.vsstatus);
+    if let Some(nested) = run.nested.as_deref_mut().filter(|nested| nested.runs_l2) {
+        mark(&mut nested.other.vsstatus);
     }
 }
 
@@ -341,7 +356,11 @@ fn release_interrupts(run: &mut VcpuRun, held: Held) {
         Some(nested) => {
             restore(&mut run.bank.csrs.vsie, held.own);
             let csrs = &mut nested.csrs;
-            csrs.hie |= if csrs.hie & csrs.hideleg == 0 { held.l2 << 1 & csrs.hideleg } else { 0 };
+            if held.l2 != 0 && csrs.hie & csrs.hideleg == 0 {
+                csrs.hie |= held.l2 << 1 & csrs.hideleg;
+                // It has been told of the exit by other values.
+                nested.owes |= nested.shared.is_some();
+            }
         }
         None => restore(&mut run.bank.csrs.vsie, held.own),
     }

@@ -146,7 +146,7 @@ fn permits(flags: PteFlags, request: &Request) -> bool {
     };
     mode && has(PteFlags::A)
         && match request.access {
-            Access::Load => has(PteFlags::R) || (request.mxr && has(PteFlags::X)),
+            Access::Load => has(PteFlags::R) || ((request.mxr || request.hs_mxr) && has(PteFlags::X)),
             Access::Store => has(PteFlags::W | PteFlags::D),
             Access::Fetch | Access::LoadExec => has(PteFlags::X),
         }

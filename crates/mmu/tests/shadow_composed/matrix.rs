@@ -69,10 +69,10 @@ fn all_flags(mut rig: Rig, came: &mut [u64; 2]) {
     rig.load(0);
     for own in FLAGS {
         for below in FLAGS {
-            for n in 0..24 {
+            for n in 0..36 {
                 let access = [Access::Load, Access::Store, Access::Fetch][n % 3];
                 let mode = if n / 3 % 2 == 0 { Mode::User } else { Mode::Supervisor };
-                let request = Request { access, mode, sum: n / 6 % 2 == 1, mxr: n / 12 == 1, hs_mxr: false };
+                let request = Request { access, mode, sum: n / 6 % 2 == 1, mxr: n / 12 == 1, hs_mxr: n / 12 == 2 };
                 // What an earlier access has set is not set any more.
                 if n == 0 || sets {
                     rig.set(own, below);
@@ -94,12 +94,8 @@ fn all_flags(mut rig: Rig, came: &mut [u64; 2]) {
 fn can_differ(own: u64, below: u64, request: &Request) -> Option<bool> {
     const R: u64 = 1 << 1;
     const X: u64 = 1 << 3;
-    let is_about = request.access == Access::Load && request.mxr && own & X != 0;
-    match (own & R != 0, below & R != 0, below & X != 0) {
-        // L2's to execute, L1's to read: refused to L2.
-        (false, true, false) if is_about => Some(false),
-        // L1's to execute only: not refused if L2 has executed it.
-        (_, false, true) if is_about => Some(true),
-        _ => None,
-    }
+    let (reads, executes) = (own & below & R != 0, own & below & X != 0);
+    let is_about = request.access == Access::Load && (request.mxr || request.hs_mxr) && !reads;
+    // Without X in both, each may let it through by another right: refused to L2. With it, L1 may refuse it: not if L2 has executed it.
+    is_about.then_some(executes)
 }

@@ -299,18 +299,19 @@ impl Hart {
             if run.nested.is_some() {
                 run = self.settle_worlds(run)?;
             }
-            if self.announce(&run) {
+            let is_settled = !run.is_unsettled(); // OWNERSHIP: L2 may have no root yet, behind which is no G-stage
+            if is_settled && self.announce(&run) {
                 return Some(self.go(run));
             }
-            let is_parked = run.shared.posted.load(Ordering::SeqCst) & request::PARK != 0;
-            if !is_parked && !run.vm.translation.may_enter(&run) {
-                // It has no root yet, and will go on to make one when it is loaded again.
+            let posted = run.shared.posted.load(Ordering::SeqCst);
+            let lacks_root = posted & request::PARK == 0 && !run.vm.translation.may_enter(&run);
+            // It will go on to make one when it is loaded again.
+            if lacks_root || !is_settled && posted & (request::PARK | request::PAUSE) == 0 {
                 let now = self.now();
                 self.requeue(run, now);
                 return None;
             }
-            // What is posted is served before it is announced: it may wait for a lock whose holder waits for this hart to
-            // leave.
+            // Served before the entry is announced: it may wait for a lock whose holder waits for this hart to leave.
             if let Some(what_for) = self.serve(&mut run) {
                 self.give_up(run, what_for);
                 return None;
@@ -340,7 +341,7 @@ impl Hart {
             Outcome::Later => self.wait(run, u64::MAX),
             Outcome::Depart(departure) => {
                 lifecycle::depart(self.g, &Arc::clone(&run.vm), departure, self);
-                // It has been asked to park.
+                // It has been asked to park, or is about to be.
                 return Some(run);
             }
             _ => {
@@ -392,7 +393,7 @@ impl Hart {
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
         let outcome = exit::nested::handle(self.g, &mut run, self);
-        // OWNERSHIP: L2 may have lost its root of collapsed tables, behind which is no G-stage. [`Hart::enter`] gives it another.
+        // OWNERSHIP: L2 may have lost its root. [`Hart::enter`] gives it another.
         if run.is_unsettled() { self.go_on(run, outcome) } else { self.leave_exit(run, outcome) }
     }
 

@@ -2,6 +2,7 @@
 
 use super::state::state;
 use super::world::{Reflected, own_or_reflect, reflect};
+use crate::device::offer::GuestMode;
 use crate::exit::memory::wait_for_memory;
 use crate::exit::mmio;
 use crate::gnomon::Gnomon;
@@ -23,7 +24,8 @@ pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, 
     let exit = run.context.exit;
     let (own, mode) = (env.status(), env.privilege());
     let has = |bit| own & bit != 0;
-    let hs_mxr = state(run).other.vsstatus & status::MXR != 0;
+    // In S mode no register holds it while L2 runs.
+    let hs_mxr = g.offer.guest == GuestMode::Virtual && state(run).other.vsstatus & status::MXR != 0;
     let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr };
     let at = Addr::new(exit.tval);
     match collapsed::fault(g, run, (at, &request), env) {

@@ -115,6 +115,10 @@ fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, mode: Mode, env: &mut E) {
 /// now: nothing else must be entered then.
 pub(super) fn go_on<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
     let mode = run.nested.as_deref()?.goes_on?;
+    if !run.vm.translation.may_enter(run) {
+        // L1 has no root yet, to which L2's exits lead.
+        return Some(Outcome::Resume);
+    }
     match nested::attach(g, run, env) {
         Ok(true) => {
             state(run).goes_on = None;

@@ -307,9 +307,6 @@ impl VcpuRun {
     pub fn roots(&self) -> Roots {
         match self.nested.as_deref() {
             Some(nested) if nested.runs_l2 => Roots { satp: self.bank.csrs.vsatp, hgatp: Some(nested.csrs.hgatp) },
-            Some(nested) if nested.goes_on.is_some() => {
-                Roots { satp: nested.other.vsatp, hgatp: Some(nested.csrs.hgatp) }
-            }
             _ => Roots { satp: self.satp(), hgatp: None },
         }
     }

@@ -164,7 +164,8 @@ impl<S: Shadowed> Filler<S> {
             }
         };
         // One leaf cannot say that a page is L2's to execute and L1's to read.
-        if access == Access::Load && !allowed.contains(PteFlags::R) && !(request.mxr && allowed.contains(PteFlags::X)) {
+        let mxr = request.mxr || request.hs_mxr;
+        if access == Access::Load && !allowed.contains(PteFlags::R) && !(mxr && allowed.contains(PteFlags::X)) {
             self.tables().counters.guest_faults += 1;
             return Err(Ok(Answer::Inject(S::page_fault(gva, access))));
         }
