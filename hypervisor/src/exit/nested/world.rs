@@ -164,7 +164,7 @@ fn leave<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) {
     state(run).runs_l2 = false;
     env.change_world(run);
     let state = state(run);
-    (state.csrs, state.other) = state.after_exit(state.other);
+    state.end_run();
     if core::mem::take(&mut state.waits_events) {
         run.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
     }

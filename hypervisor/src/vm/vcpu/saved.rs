@@ -68,7 +68,8 @@ impl VcpuRun {
         let nested = self.nested.as_deref()?;
         let (runs_l2, mut known) = (nested.runs_l2 || nested.goes_on.is_some(), nested.clone());
         if nested.runs_l2 {
-            (known.csrs, known.other) = nested.after_exit(self.bank.csrs);
+            known.other = self.bank.csrs;
+            known.end_run();
         }
         let limits = nested.limits(offer, 0);
         Some(NestedState {

@@ -205,21 +205,16 @@ impl Nested {
         if csrs.hstatus & hstatus::SPV != 0 { World::Leaving } else { World::Own }
     }
 
-    /// Returns the hypervisor CSRs, and L2's CSRs as L1 knows them once L2 has made an exit. `l2` are those in the hart, while L2 runs.
-    #[must_use]
-    pub const fn after_exit(&self, l2: VsCsrs) -> (HypervisorCsrs, VsCsrs) {
+    /// Makes the CSRs what L1 knows once L2 has made an exit: [`Nested::other`] has L2's, as they were in the hart.
+    pub const fn end_run(&mut self) {
         // Of its lines, L2 can change VSSIP only.
         let (own, (hvip, vstimecmp)) = (Interrupt::VsSoft.bit(), self.kept);
-        let has_comparator = self.csrs.henvcfg & envcfg::STCE != 0;
-        let delegated = self.csrs.hideleg;
-        (
-            HypervisorCsrs { hie: self.csrs.hie & !delegated | l2.vsie << 1 & delegated, ..self.csrs },
-            VsCsrs {
-                hvip: l2.hvip & own | hvip & !own,
-                vstimecmp: if has_comparator { l2.vstimecmp } else { vstimecmp },
-                ..l2
-            },
-        )
+        self.other.hvip = self.other.hvip & own | hvip & !own;
+        if self.csrs.henvcfg & envcfg::STCE == 0 {
+            self.other.vstimecmp = vstimecmp;
+        }
+        let (delegated, csrs) = (self.csrs.hideleg, &mut self.csrs);
+        csrs.hie = csrs.hie & !delegated | self.other.vsie << 1 & delegated;
     }
 
     /// Returns L1's `hip` at L1's time `time`, while L1 runs.
