@@ -2,7 +2,7 @@
 
 use crate::fake::{self, Event, World, printed, vm_config, world_of};
 use crate::snapshot;
-use abi::bundle::{GUEST_RAM_BASE, L2Tables, MmuMode, Segment, VmConfig};
+use abi::bundle::{GUEST_RAM_BASE, L2Tables, MmuMode, VmConfig};
 use abi::control::debug::{Debug, Stopped};
 use abi::control::save::Save;
 use abi::control::{Answer, Request};
@@ -20,7 +20,7 @@ use mmu::shadow::{Host, Shadow};
 use mmu::walk::{Ram, walk};
 use rv::csr::{atp, hstatus, status};
 use rv::system::number;
-use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn, PhysMem};
+use rv::{Access, Addr, Caps, Exception, Exit, Fence, FenceScope, Gpa, Interrupt, L2Gpa, Mode, Pfn};
 use sbi_spec::nacl;
 use std::sync::Arc;
 
@@ -300,24 +300,16 @@ fn kept(w: World, l2: L2Tables) -> World {
     snapshot::leave(&g, run, &mut hart);
     let saving = snapshot::begin(&g, &mut hart);
     let (state, pages) = snapshot::take(&g, &mut hart, &saving);
-    let segment = |(n, (page, _)): (usize, &(u64, Vec<u8>))| Segment {
-        gpa: GUEST_RAM_BASE + 4096 * page,
-        offset: 4096 * (n as u64 + 1),
-        bytes: 4096,
-        label: "memory".into(),
-    };
     let config = VmConfig {
         nested: true,
         l2,
         mmu: Some(MmuMode::TwoStage),
-        segments: pages.iter().enumerate().map(segment).collect(),
+        segments: snapshot::segments(&pages),
         restore: Some(Bytes(state.encode())),
         ..vm_config("l1", 1)
     };
     let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
-    for (n, (_, bytes)) in pages.iter().enumerate() {
-        hart.mem.write_bytes(fake::bundle_page(n as u64 + 1).base(), bytes);
-    }
+    snapshot::put(&pages, &mut hart);
     fake::start_due(&g, &mut hart);
     let run = g.sched.take(0).unwrap_or_else(|| panic!("{}", printed()));
     let mut w = World { g, hart, run };

@@ -135,21 +135,33 @@ fn snapshot_of(w: World) -> (Gnomon, Hart, Taken, Saving) {
     (g, hart, taken, saving)
 }
 
-/// Makes a machine on which that goes on.
-fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: GuestMode) -> (Gnomon, Hart) {
-    let (state, pages) = taken;
-    let segment = |(n, (page, _)): (usize, &(u64, Vec<u8>))| Segment {
+/// Returns the segments of a VM whose RAM has those pages, from the bundle.
+pub fn segments(pages: &[(u64, Vec<u8>)]) -> Vec<Segment> {
+    let segment = |(n, (page, _)): (u64, &(u64, Vec<u8>))| Segment {
         gpa: GUEST_RAM_BASE + 4096 * page,
-        offset: 4096 * (n as u64 + 1),
+        offset: 4096 * n,
         bytes: 4096,
         label: "memory".into(),
     };
+    (1..).zip(pages).map(segment).collect()
+}
+
+/// Puts those pages into the bundle.
+pub fn put(pages: &[(u64, Vec<u8>)], hart: &mut Hart) {
+    for (n, (_, bytes)) in (1..).zip(pages) {
+        hart.mem.write_bytes(bundle_page(n).base(), bytes);
+    }
+}
+
+/// Makes a machine on which that goes on.
+fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: GuestMode) -> (Gnomon, Hart) {
+    let (state, pages) = taken;
     let config = VmConfig {
         mmu,
         svvptc: false,
         svadu: Some(state.told.svadu),
         balloon_bytes: Some(0),
-        segments: pages.iter().enumerate().map(segment).collect(),
+        segments: segments(pages),
         restore: Some(Bytes(state.encode())),
         ..vm_config("vm", 3)
     };
@@ -160,9 +172,7 @@ fn restored(taken: &Taken, mmu: Option<MmuMode>, timer: GuestTimer, guest: Guest
     if timer == GuestTimer::Sbi {
         g.offer.isa = Isa::from_isa_string("rv64imafdc");
     }
-    for (n, (_, bytes)) in pages.iter().enumerate() {
-        hart.mem.write_bytes(bundle_page(n as u64 + 1).base(), bytes);
-    }
+    put(pages, &mut hart);
     // Later than the guest has been, or not.
     hart.time = if guest == GuestMode::Supervisor { 90_000 } else { 50 };
     start_due(&g, &mut hart);

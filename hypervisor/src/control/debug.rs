@@ -30,8 +30,7 @@ pub fn stops<E: Env>(g: &Gnomon, run: &VcpuRun, env: &mut E) -> bool {
     if !vm.breaks.is_on() {
         return false;
     }
-    let hgatp = run.nested.as_deref().filter(|nested| nested.runs_l2).map(|nested| nested.csrs.hgatp);
-    let roots = Roots { satp: vm.translation.satp(run, env), hgatp };
+    let roots = Roots { satp: vm.translation.satp(run, env), ..run.roots() };
     let Ok(gpa) = physical(vm, roots, run.context.pc, env) else { return false };
     {
         let mut state = vm.breaks.state.lock();

@@ -3,7 +3,9 @@
 use mmu::gstage::AddressSpace;
 use mmu::walk::{Fault, ReadPte, Reason, walk};
 use rv::csr::atp::{Hgatp, Satp};
-use rv::{Access, Addr, Caps, Gpa, Gva, Hpa, L2Gpa, Mode, PAGE_BYTES, PhysMem, Pte, PteFlags, Request};
+use rv::{
+    Access, Addr, Caps, Format, Gpa, Gva, Hpa, L2Gpa, Mode, PAGE_BYTES, Pfn, PhysMem, Pte, PteFlags, Request, Space,
+};
 
 /// Reads the instruction at `pc` through the guest's own tables (`satp`), as a fetch from `mode`. Changes no mapping.
 /// `None` if it cannot be fetched: the guest changed its tables since the trap. Of a compressed one, the upper half
@@ -32,7 +34,8 @@ pub fn place<M: PhysMem>(space: &AddressSpace, satp: u64, mode: Mode, pc: u64, m
 /// Returns the address that a fetch of `pc` reaches, by the tables as they are now.
 fn fetched<M: PhysMem>(space: &AddressSpace, (satp, mode): (&Satp, Mode), pc: u64, mem: &M) -> Option<Addr<Hpa>> {
     let request = Request { mode, ..Request::supervisor(Access::Fetch) };
-    let there = space.resident(walked(space, satp, Addr::new(pc), &request, mem).ok()?, mem)?;
+    let at = walked(satp.table(), Addr::<Gva>::new(pc), &request, &mut MappedTables { space, mem }).ok()?;
+    let there = space.resident(at, mem)?;
     there.flags.contains(PteFlags::X).then_some(there.hpa)
 }
 
@@ -57,17 +60,10 @@ pub fn guest_physical<M: PhysMem>(
     request: &Request,
     mem: &M,
 ) -> Result<Addr<Gpa>, Astray> {
-    let satp = Satp::decode(roots.satp);
-    let Some(hgatp) = roots.hgatp else { return walked(space, &satp, gva, request, mem) };
-    let mut l2 = MemoryOfL2 { hgatp: Hgatp::decode(hgatp), own: MappedTables { space, mem } };
-    let at = match satp.table() {
-        None => Addr::new(gva.raw()),
-        Some((format, root)) => match walk(format, root, gva, request, CAPS, &mut l2) {
-            Ok(walk) => walk.out,
-            Err(Fault { reason: Reason::Memory(why), .. }) => return Err(why),
-            Err(_) => return Err(Astray::Refused),
-        },
-    };
+    let (satp, mut own) = (Satp::decode(roots.satp), MappedTables { space, mem });
+    let Some(hgatp) = roots.hgatp else { return walked(satp.table(), gva, request, &mut own) };
+    let mut l2 = MemoryOfL2 { hgatp: Hgatp::decode(hgatp), own };
+    let at = walked(satp.table(), gva, request, &mut l2)?;
     l2.translate(at, &request.at_g_stage())
 }
 
@@ -80,18 +76,18 @@ pub enum Astray {
     Away(Addr<Gpa>),
 }
 
-fn walked<M: PhysMem>(
-    space: &AddressSpace,
-    satp: &Satp,
-    gva: Addr<Gva>,
+/// Translates by a stage's table, which is read there; without one the address passes unchanged.
+fn walked<In: Space, Out: Space>(
+    table: Option<(&'static Format, Pfn<Out>)>,
+    at: Addr<In>,
     request: &Request,
-    mem: &M,
-) -> Result<Addr<Gpa>, Astray> {
-    let Some((format, root)) = satp.table() else { return Ok(Addr::new(gva.raw())) };
+    mem: &mut impl ReadPte<Out, Error = Astray>,
+) -> Result<Addr<Out>, Astray> {
+    let Some((format, root)) = table else { return Ok(Addr::new(at.raw())) };
     // A was set when the hart fetched it, whatever the guest has done since.
-    match walk(format, root, gva, request, CAPS, &mut MappedTables { space, mem }) {
+    match walk(format, root, at, request, CAPS, mem) {
         Ok(walk) => Ok(walk.out),
-        Err(Fault { reason: Reason::Memory(at), .. }) => Err(Astray::Away(at)),
+        Err(Fault { reason: Reason::Memory(why), .. }) => Err(why),
         Err(_) => Err(Astray::Refused),
     }
 }
@@ -107,9 +103,9 @@ struct MappedTables<'a, M> {
 }
 
 impl<M: PhysMem> ReadPte<Gpa> for MappedTables<'_, M> {
-    type Error = Addr<Gpa>;
-    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Addr<Gpa>> {
-        self.space.resident(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(at)
+    type Error = Astray;
+    fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, Astray> {
+        self.space.resident(at, self.mem).map(|there| Pte(self.mem.read_u64(there.hpa))).ok_or(Astray::Away(at))
     }
 }
 
@@ -121,12 +117,7 @@ struct MemoryOfL2<'a, M> {
 
 impl<M: PhysMem> MemoryOfL2<'_, M> {
     fn translate(&mut self, at: Addr<L2Gpa>, request: &Request) -> Result<Addr<Gpa>, Astray> {
-        let Some((format, root)) = self.hgatp.table() else { return Ok(Addr::new(at.raw())) };
-        match walk(format, root, at, request, CAPS, &mut self.own) {
-            Ok(walk) => Ok(walk.out),
-            Err(Fault { reason: Reason::Memory(at), .. }) => Err(Astray::Away(at)),
-            Err(_) => Err(Astray::Refused),
-        }
+        walked(self.hgatp.table(), at, request, &mut self.own)
     }
 }
 
@@ -134,6 +125,6 @@ impl<M: PhysMem> ReadPte<L2Gpa> for MemoryOfL2<'_, M> {
     type Error = Astray;
     fn read(&mut self, at: Addr<L2Gpa>) -> Result<Pte, Astray> {
         let gpa = self.translate(at, &Request::user(Access::Load))?;
-        self.own.read(gpa).map_err(Astray::Away)
+        self.own.read(gpa)
     }
 }

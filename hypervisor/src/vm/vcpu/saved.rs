@@ -114,12 +114,12 @@ impl VcpuRun {
             _ => (&self.bank.csrs, self.satp()),
         };
         let mode = self.nested.as_deref().and_then(|nested| nested.goes_on).unwrap_or(self.bank.mode);
+        let is_due = csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0;
+        let zero = self.vm.time_zero.load(Ordering::Relaxed);
         let timer = match offer.timer {
             GuestTimer::Sstc => csrs.vstimecmp,
-            GuestTimer::Sbi if csrs.hvip & Interrupt::VsTimer.bit() != 0 || posted & request::TIMER != 0 => {
-                self.timer_in_guest_time().min(time)
-            }
-            GuestTimer::Sbi => self.timer_in_guest_time(),
+            GuestTimer::Sbi if self.deadline == NEVER => NEVER,
+            GuestTimer::Sbi => self.deadline.wrapping_sub(zero),
         };
         VcpuState {
             is_started: true,
@@ -137,19 +137,13 @@ impl VcpuRun {
             ],
             csrs: Csrs { satp, ..supervisor_csrs!(saved! { csrs }) },
             is_software_pending: csrs.hvip & Interrupt::VsSoft.bit() != 0 || posted & request::SOFTWARE != 0,
-            timer,
+            timer: if is_due && offer.timer == GuestTimer::Sbi { timer.min(time) } else { timer },
             delegates_misaligned: self.features.delegates_misaligned,
             is_locked: self.features.is_locked,
             root_cache: self.root_cache.as_ref().map(|cache| cache.save()),
             counters: self.pmu.as_ref().map(|pmu| pmu.save(&self.shared.counters)).unwrap_or_default(),
             nested: self.save_nested(offer),
         }
-    }
-
-    /// Returns the guest time of the timer that SBI calls set, or [`NEVER`].
-    fn timer_in_guest_time(&self) -> u64 {
-        let zero = self.vm.time_zero.load(Ordering::Relaxed);
-        if self.deadline == NEVER { NEVER } else { self.deadline.wrapping_sub(zero) }
     }
 
     /// Restores a vCPU that has just been reset, at host time `now`. Values that no guest can write are masked.
