@@ -151,7 +151,7 @@ fn a_server_ends_with_what_it_is_for() {
 }
 
 /// In each VM: directories to a depth of 67,000 bytes, links, files that are replaced and removed while they are open; then
-/// the first one's share is lost, and the other's goes on.
+/// two shares of the first one are lost, one while it reads, one while nothing is asked of it, and the other VM's go on.
 const COMMANDS: &str = r#"
 n=$(printf %250s | tr " " n)
 for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do q=$q/$n; done
@@ -164,14 +164,19 @@ echo deep > $p/f && [ "$(cat $p/f)" = deep ] && [ "$(stat -c %s $p/f)" = 5 ] && 
 [ "$(ls $p)" = d ] && [ "$(cat $p/d/f)" = deep ] || exit 3
 cd /mnt/kept && ln -s /outside l && ln -s ../../secret m && cat l m 2> /dev/null && exit 4
 exec 3<> g 4> h && echo one >&3 && mv h g && : > g && [ "$(cat /proc/self/fd/3)" = one ] && rm g && echo two >&3 || exit 5
-exec 5< /mnt/lost/file && echo "$(hostname)" > up
+exec 5< /mnt/lost/long && echo "$(hostname)" > up
 until [ -e go ]; do sleep 0.3; done
 if [ "$(hostname)" = vm1 ]; then
-    cat /mnt/lost/file 2> err && exit 6
+    : > reading
+    dd bs=100k count=1 <&5 2> err > /dev/null && exit 6
+    for share in lost idle; do
+        grep -q "Input/output error\|I/O error" err || { cat err; exit 7; }
+        cat /mnt/$share/file 2> err && exit 6
+    done
     grep -q "Input/output error\|I/O error" err || { cat err; exit 7; }
     echo x 2> /dev/null > /mnt/lost/new && exit 8
     cat <&5 > /dev/null 2>&1 && exit 9
-    umount -l /mnt/lost || exit 10
+    umount -l /mnt/lost && umount -l /mnt/idle || exit 10
 else
     [ "$(cat /mnt/lost/file)" = text ] && echo x > /mnt/lost/new || exit 11
 fi
@@ -185,12 +190,14 @@ fn a_share_that_is_lost_is_one_vms_and_no_path_leads_out() {
     fs::write(root.join("secret"), "secret").unwrap();
     let mut files = Vec::new();
     for vm in ["vm1", "vm2"] {
-        for share in ["kept", "lost"] {
+        for share in ["kept", "lost", "idle"] {
             fs::create_dir_all(root.join(vm).join(share)).unwrap();
         }
         fs::write(root.join(vm).join("lost/file"), "text").unwrap();
+        fs::write(root.join(vm).join("lost/long"), [b'x'; 200 << 10]).unwrap();
+        let shares = format!("shares = ['{vm}/kept', '{vm}/lost', '{vm}/idle']");
         let file = root.join(format!("{vm}.toml"));
-        fs::write(&file, format!("name = '{vm}'\nmemory = '96M'\nshares = ['{vm}/kept', '{vm}/lost']")).unwrap();
+        fs::write(&file, format!("name = '{vm}'\nmemory = '96M'\n{shares}")).unwrap();
         files.push(file);
     }
     let mut command = Command::new(GNOMON);
@@ -202,23 +209,35 @@ fn a_share_that_is_lost_is_one_vms_and_no_path_leads_out() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let servers = servers_of(child.id());
-    let of_lost = |pid: &Pid| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains("vm1/lost")
+    let signal = |share: &str, signal: Signal| {
+        let is_its = |pid: &&Pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(share)
+        };
+        kill_process(*servers.iter().find(is_its).expect("the share's server"), signal).unwrap();
     };
-    if servers.len() == 4 {
-        kill_process(*servers.iter().find(|pid| of_lost(pid)).expect("the share's server"), Signal::KILL).unwrap();
+    if servers.len() == 6 {
+        signal("vm1/idle", Signal::KILL);
+        signal("vm1/lost", Signal::STOP);
         for vm in ["vm1", "vm2"] {
             fs::write(root.join(vm).join("kept/go"), "on").unwrap();
         }
+        while !root.join("vm1/kept/reading").exists() && child.try_wait().unwrap().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // The message is under way soon after.
+        std::thread::sleep(Duration::from_millis(500));
+        signal("vm1/lost", Signal::KILL);
     }
     let output = child.wait_with_output().unwrap();
     let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(servers.len(), 4, "a server for each share\n{out}{said}");
+    assert_eq!(servers.len(), 6, "a server for each share\n{out}{said}");
     assert!(output.status.success(), "{}\n{out}{said}", output.status);
     assert!(out.contains("vm1 goes on") && out.contains("vm2 goes on"), "{out}{said}");
-    let message = "warning: VM vm1: the server of its share lost (";
-    assert_eq!(said.matches(message).count(), 1, "{said}");
+    for share in ["lost", "idle"] {
+        let message = format!("warning: VM vm1: the server of its share {share} (");
+        assert_eq!(said.matches(&message).count(), 1, "{said}");
+    }
     assert!(said.contains("killed by signal 9") && said.contains("remedy: "), "{said}");
     assert!(servers.into_iter().all(has_gone), "nothing is left");
     assert_eq!(fs::read_to_string(root.join("secret")).unwrap(), "secret");

@@ -12,7 +12,7 @@ use crate::backend::port;
 use crate::backend::port::{HostDevice, Request};
 pub use crate::backend::port::{NotBegun, Token, UNIT_BYTES, UNITS, Units};
 pub use abi::share::MOST_MESSAGE;
-use abi::share::{HEAD, MOST_PACKET, PADDING};
+use abi::share::{HEAD, LOST_BYTES, MOST_PACKET, PADDING};
 use alloc::boxed::Box;
 use core::ops::Range;
 
@@ -93,6 +93,16 @@ impl Asked {
     }
 }
 
+/// Returns the bytes of content of a packet that has come: `length` bytes with its head, to a place with `room` bytes for content.
+///
+/// # Errors
+/// [`Lost`] if it says that the server has ended: no packet follows, so it is known of the first of two, and of an answer to
+/// what the device has not sent yet. Or if no such packet was to come.
+pub fn content(length: usize, room: usize) -> Result<usize, Lost> {
+    let content = length.checked_sub(PACKET_HEAD).filter(|content| *content <= room);
+    content.filter(|content| *content != LOST_BYTES).ok_or(Lost)
+}
+
 impl Request for Asked {
     fn units(&self) -> Units {
         self.units
@@ -138,7 +148,6 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use abi::share::LOST_BYTES;
     use alloc::vec;
     use alloc::vec::Vec;
 
@@ -169,6 +178,14 @@ mod tests {
             let end = second.end;
             assert!(end + PACKET_HEAD <= asked.bytes());
         }
+    }
+
+    #[test]
+    fn a_server_that_has_ended_is_known_by_one_packet() {
+        assert_eq!(content(PACKET_HEAD + 50, 50), Ok(50));
+        assert_eq!(content(PACKET_HEAD + LOST_BYTES, MOST_PACKET), Err(Lost));
+        // The device writes no more than there is room for, and no less than a head.
+        assert_eq!((content(PACKET_HEAD + 51, 50), content(PACKET_HEAD - 1, 50)), (Err(Lost), Err(Lost)));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The queue is that of the crate `virtio-drivers`; its driver of block devices would wait for a flush.
 
 use crate::buffer::bytes_of;
-use crate::virtio::{HeapHal, Opened};
+use crate::virtio::{HeapHal, Opened, notify};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -207,9 +207,7 @@ impl BlockDevice {
             _ => NotBegun::Failed,
         })?;
         self.pending[usize::from(token)] = Some(pending);
-        if self.queue.should_notify() {
-            self.transport.notify(QUEUE);
-        }
+        notify(&mut self.transport, &self.queue, QUEUE);
         Ok(Token(token))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The queues are those of the crate `virtio-drivers`; its driver of consoles would wait for what it sends.
 
-use crate::virtio::{HeapHal, Opened};
+use crate::virtio::{HeapHal, Opened, notify};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{Ordering, fence};
@@ -48,8 +48,8 @@ impl ControlDevice {
         // SAFETY: the buffer stays where it is, and is not looked at before the device has given it back.
         let added = unsafe { self.incoming.add(&[], &mut [&mut self.piece[..]]) };
         // There is never another one in the queue. Without one, nothing comes any more.
-        if added.is_ok() && self.incoming.should_notify() {
-            self.transport.notify(RECEIVE);
+        if added.is_ok() {
+            notify(&mut self.transport, &self.incoming, RECEIVE);
         }
     }
 
@@ -96,9 +96,7 @@ impl Line for ControlDevice {
         let added = unsafe { self.outgoing.add(&[&frame], &mut []) };
         if let Ok(token) = added {
             self.sent = Some((token, frame));
-            if self.outgoing.should_notify() {
-                self.transport.notify(TRANSMIT);
-            }
+            notify(&mut self.transport, &self.outgoing, TRANSMIT);
         }
     }
 }

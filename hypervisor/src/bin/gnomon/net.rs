@@ -1,6 +1,6 @@
 //! The host's virtio network device, by which guests reach the world.
 
-use crate::virtio::{HeapHal, Opened};
+use crate::virtio::{HeapHal, Opened, notify};
 use abi::bundle::MAX_VMS;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -103,9 +103,7 @@ impl HostNetwork for NetDevice {
             self.offered[usize::from(token)] = Some(self.free.swap_remove(at));
             self.given += 1;
         }
-        if self.incoming.should_notify() {
-            self.transport.notify(RECEIVE as u16);
-        }
+        notify(&mut self.transport, &self.incoming, RECEIVE as u16);
         self.given >= INCOMING / 2
     }
 
@@ -129,9 +127,7 @@ impl HostNetwork for NetDevice {
     }
 
     fn notify(&mut self) {
-        if self.outgoing.should_notify() {
-            self.transport.notify(TRANSMIT as u16);
-        }
+        notify(&mut self.transport, &self.outgoing, TRANSMIT as u16);
     }
 
     fn acknowledge(&mut self) {

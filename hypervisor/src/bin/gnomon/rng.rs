@@ -2,7 +2,7 @@
 //!
 //! The queue is that of the crate `virtio-drivers`; its driver of such devices would wait for the bytes.
 
-use crate::virtio::{HeapHal, Opened};
+use crate::virtio::{HeapHal, Opened, notify};
 use alloc::boxed::Box;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::backend::entropy::{HostEntropy, PIECE};
@@ -44,9 +44,7 @@ impl HostEntropy for EntropyDevice {
         // There is never another one in the queue.
         assert!(added.is_ok(), "an entropy device has no room for one request");
         self.is_asked = true;
-        if self.queue.should_notify() {
-            self.transport.notify(QUEUE);
-        }
+        notify(&mut self.transport, &self.queue, QUEUE);
     }
 
     fn take(&mut self, into: &mut [u8; PIECE]) -> Option<usize> {

@@ -4,7 +4,7 @@
 //! messages. So the place of an answer is offered together with its message.
 
 use crate::buffer::{Buffer, bytes_of};
-use crate::virtio::{HeapHal, Opened};
+use crate::virtio::{HeapHal, Opened, notify};
 use abi::mac::Mac;
 use abi::share::has_two_packets;
 use alloc::boxed::Box;
@@ -12,7 +12,7 @@ use alloc::collections::VecDeque;
 use core::ops::Range;
 use core::sync::atomic::{Ordering, fence};
 use hypervisor::backend::port::HostDevice;
-use hypervisor::backend::shares::{Asked, BUFFERS_AT, Lost, MOST_FLYING, NotBegun, PACKET_HEAD, Token, Units};
+use hypervisor::backend::shares::{self, Asked, BUFFERS_AT, Lost, MOST_FLYING, NotBegun, PACKET_HEAD, Token, Units};
 use hypervisor::device::virtio::wire::VERSION_1;
 use hypervisor::device::virtio::wire::net::{MAC, MRG_RXBUF, RECEIVE, TRANSMIT};
 use hypervisor::machine::description::VirtioSlot;
@@ -199,8 +199,8 @@ impl GuestShare {
                 }
             };
             let length = popped.ok().filter(|_| came == token).ok_or(Lost)?;
-            let length = (length as usize).checked_sub(PACKET_HEAD).filter(|length| *length <= room);
-            flight.lengths[usize::from(flight.incoming.done)] = length.ok_or(Lost)?;
+            let length = shares::content(length as usize, room)?;
+            flight.lengths[usize::from(flight.incoming.done)] = length;
             flight.incoming.done += 1;
         }
         Ok(true)
@@ -227,8 +227,7 @@ impl GuestShare {
 
     /// Returns the length of the oldest answer, if it has come.
     fn look(&mut self) -> Result<Option<usize>, Lost> {
-        // What has been answered was sent. If the device says otherwise, it may still read the message.
-        if !self.collect()? || !self.reclaim()? {
+        if !self.collect()? {
             return Ok(None);
         }
         let Some(flight) = self.flights.front() else { return Ok(None) };
@@ -239,7 +238,9 @@ impl GuestShare {
         if !(0..packets.len()).all(is_one) {
             return Err(Lost);
         }
-        asked.answered(self.bytes(asked, asked.message()), self.bytes(asked, asked.answer()), packets).map(Some)
+        let length = asked.answered(self.bytes(asked, asked.message()), self.bytes(asked, asked.answer()), packets)?;
+        // What has been answered was sent. A device that says otherwise may still read the message.
+        if self.reclaim()? { Ok(Some(length)) } else { Err(Lost) }
     }
 }
 
@@ -281,12 +282,8 @@ impl HostDevice for GuestShare {
         }
         self.flights.push_back(flight);
         let ShareDevice { transport, incoming, outgoing } = &mut self.device;
-        if incoming.should_notify() {
-            transport.notify(RECEIVE as u16);
-        }
-        if outgoing.should_notify() {
-            transport.notify(TRANSMIT as u16);
-        }
+        notify(transport, incoming, RECEIVE as u16);
+        notify(transport, outgoing, TRANSMIT as u16);
         Ok(token)
     }
 

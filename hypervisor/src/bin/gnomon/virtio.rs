@@ -4,6 +4,7 @@ use alloc::alloc::{alloc_zeroed, dealloc};
 use alloc::boxed::Box;
 use core::alloc::Layout;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{Ordering, fence};
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC};
 use hypervisor::machine::description::VirtioSlot;
 use rv::PAGE_BYTES;
@@ -93,5 +94,15 @@ impl Opened {
         let status = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER | DeviceStatus::FEATURES_OK;
         self.transport.set_status(status | DeviceStatus::DRIVER_OK);
         (self.transport, self.features)
+    }
+}
+
+/// Notifies the device of what was added to `queue`, its queue number `at`, if the device wants to hear of it.
+pub fn notify<const SIZE: usize>(transport: &mut MmioTransport<'_>, queue: &VirtQueue<HeapHal, SIZE>, at: u16) {
+    // The device asks to be notified, and then looks for what was added: one of both sees the other (virtio 1.2, 2.7.13.4.1).
+    // `should_notify` may otherwise be answered before what was added is seen, and the queue stands still.
+    fence(Ordering::SeqCst);
+    if queue.should_notify() {
+        transport.notify(at);
     }
 }
