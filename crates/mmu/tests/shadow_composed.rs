@@ -506,10 +506,11 @@ fn lives() {
 }
 
 /// Each fault that is planted, and the checks that may find it.
-const MUTANTS: [(Sabotage, &[&str]); 12] = [
+const MUTANTS: [(Sabotage, &[&str]); 13] = [
     (Sabotage::ForgetsCompanion, &["OWNERSHIP", "TLB-LIKE", "BESIDE"]),
     (Sabotage::ForgetsBelow, &["TLB-LIKE"]),
     (Sabotage::ForgetsUses, &["TLB-LIKE"]),
+    (Sabotage::KeepsNear, &["OWNERSHIP", "TLB-LIKE", "PROGRESS"]),
     (Sabotage::KeepsMovedRoots, &["TLB-LIKE"]),
     (Sabotage::MistakesContexts, &["TLB-LIKE", "REFUSAL", "PROGRESS"]),
     (Sabotage::ForgetsFence, &["TLB-LIKE"]),

@@ -22,6 +22,8 @@ pub enum Sabotage {
     MistakesContexts,
     /// The stage below does not note which of its entries were used.
     ForgetsUses,
+    /// Entries of the stage below are looked for where an earlier operation found them.
+    KeepsNear,
     /// A page is linked without being brought up to date.
     LinksStale,
     /// A page that goes stays linked below all its parents but one.

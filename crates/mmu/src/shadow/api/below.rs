@@ -16,7 +16,7 @@ pub fn go_by<S: Shadowed<Lower = Stage>>(engine: &mut Shadow<S>, stage: Paging, 
     let below = Below { table };
     let mistakes = tables.rules.is_sabotaged(Sabotage::MistakesContexts);
     tables.index.context = if mistakes { 1 } else { below.context() };
-    (tables.lower.below, tables.lower.vs_ad) = (below, vs_ad);
+    tables.lower.begin(below, vs_ad, tables.rules.is_sabotaged(Sabotage::KeepsNear));
 }
 
 /// Returns whether the root is the shadow of the table to which its paging leads by the stage below, as that is now. If not, the vCPU needs
@@ -41,7 +41,7 @@ pub fn fence_below<S: Shadowed<Lower = Stage>, M: PhysMem, H: Fence<Gpa>>(
     let pages = GuestFence { range, asid: None };
     let tables = &engine.filler.syncer.cache.tables;
     let forgets = tables.rules.is_sabotaged(Sabotage::ForgetsUses);
-    let is_used = |page: Addr<L2Gpa>| !forgets && tables.lower.used.contains(page.pfn(), tables.index.context);
+    let is_used = |page: Addr<L2Gpa>| !forgets && tables.lower.has_used(page.pfn(), tables.index.context);
     let is_about_others = pages.pages().is_some_and(|mut pages| !pages.any(is_used));
     if is_about_others || tables.rules.is_sabotaged(Sabotage::ForgetsBelow) {
         return false;

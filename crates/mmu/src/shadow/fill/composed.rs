@@ -196,7 +196,7 @@ impl<S: Shadowed> Filler<S> {
         let tables = self.tables();
         let context = tables.index.context;
         if let (Some(stage), Paging::Tables { root, .. }) = (tables.lower.stage(), paging) {
-            stage.used.note(Pfn::new(root.raw()), Level::PAGE, context);
+            stage.note(Pfn::new(root.raw()), context);
         }
     }
 

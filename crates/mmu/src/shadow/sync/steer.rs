@@ -18,7 +18,7 @@ use crate::shadow::entries::{Both, Row};
 use crate::shadow::lane::{LaneMemory, Leaves, faults_always};
 use crate::shadow::pages::{At, CAPS, Id, NO_PTE, PARTS, Role, Stay, indices};
 use crate::shadow::sync::Syncer;
-use crate::shadow::{Budget, Host, Sabotage, Shadowed, whole_chunk};
+use crate::shadow::{Budget, Host, Lower, Sabotage, Shadowed, whole_chunk};
 use rv::format::ENTRIES;
 use rv::{Addr, Entry, Gpa, Hpa, Level, Pfn, PhysMem, Pte, PteFlags};
 
@@ -240,8 +240,8 @@ impl<S: Shadowed> Syncer<S> {
         if self.rules().policy.own_faults {
             return self.resync(at, host);
         }
-        host.budget.spend(1);
         let Both { ours, guests } = self.cache.tables.look(at, host.space, host.mem);
+        host.budget.spend(1 + self.cache.tables.lower.walked() * Budget::WALK);
         let page = self.page(at.0);
         let level = page.key.level;
         let known = page.mirror(at.1, host.mem);

@@ -23,8 +23,12 @@
 use crate::gstage::AddressSpace;
 use crate::shadow::pages::{CAPS, Key, MARK, NO_PTE, Role, permissions};
 use crate::walk::{self, AdPolicy, ReadPte, Reason};
-use alloc::vec::Vec;
-use rv::{Addr, Entry, Format, Gpa, L2Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use near::Near;
+use rv::{Addr, Entry, Format, Gpa, Hpa, L2Gpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags};
+use used::Used;
+
+mod near;
+mod used;
 
 /// The stage below the tables that an engine shadows, or none: `()`.
 pub trait Lower: Sized + Send + Sync {
@@ -39,6 +43,9 @@ pub trait Lower: Sized + Send + Sync {
 
     /// Returns how the stage maps a page now, as far as that can be seen at once.
     fn peek(&self, page: Pfn<L2Gpa>, memory: (&AddressSpace, &impl PhysMem)) -> Option<Mapped>;
+
+    /// Returns how often its table was walked since the last time.
+    fn walked(&mut self) -> u32;
 }
 
 impl Lower for () {
@@ -56,6 +63,11 @@ impl Lower for () {
     fn peek(&self, _: Pfn<L2Gpa>, _: (&AddressSpace, &impl PhysMem)) -> Option<Mapped> {
         None
     }
+
+    #[inline(always)]
+    fn walked(&mut self) -> u32 {
+        0
+    }
 }
 
 impl Lower for Stage {
@@ -63,7 +75,7 @@ impl Lower for Stage {
 
     fn new(ram_pages: u64) -> Option<Self> {
         let below = Below { table: None };
-        Some(Self { below, vs_ad: AdPolicy::Svade, used: Used::new(ram_pages)? })
+        Some(Self { below, vs_ad: AdPolicy::Svade, used: Used::new(ram_pages)?, near: Near::new()?, walked: 0 })
     }
 
     fn stage(&mut self) -> Option<&mut Stage> {
@@ -71,7 +83,12 @@ impl Lower for Stage {
     }
 
     fn peek(&self, page: Pfn<L2Gpa>, (space, mem): (&AddressSpace, &impl PhysMem)) -> Option<Mapped> {
-        self.below.mapped(page, &mut Peek(space, mem)).ok()?
+        self.below.mapped(page, &mut Peek::new(space, mem)).ok()?
+    }
+
+    #[inline(always)]
+    fn walked(&mut self) -> u32 {
+        core::mem::take(&mut self.walked)
     }
 }
 
@@ -88,7 +105,9 @@ pub struct Stage {
     pub(super) below: Below,
     /// The setter of A and D in L2's tables. (That in the stage's own is the engine's [`crate::shadow::Config::ad`].)
     pub(super) vs_ad: AdPolicy,
-    pub(super) used: Used,
+    used: Used,
+    near: Near,
+    walked: u32,
 }
 
 /// A page as the stage below maps it.
@@ -143,13 +162,24 @@ pub fn nowhere(root: Pfn<L2Gpa>) -> Pfn<Gpa> {
 }
 
 /// The VM's memory, read as far as it is mapped.
-struct Peek<'a, M>(&'a AddressSpace, &'a M);
+struct Peek<'a, M> {
+    space: &'a AddressSpace,
+    mem: &'a M,
+    /// The place of the last entry that was read.
+    last: Addr<Hpa>,
+}
+
+impl<'a, M> Peek<'a, M> {
+    const fn new(space: &'a AddressSpace, mem: &'a M) -> Self {
+        Self { space, mem, last: Addr::new(0) }
+    }
+}
 
 impl<M: PhysMem> ReadPte<Gpa> for Peek<'_, M> {
     type Error = ();
     fn read(&mut self, at: Addr<Gpa>) -> Result<Pte, ()> {
-        let there = self.0.translate(at, self.1).ok_or(())?;
-        Ok(Pte(self.1.read_u64(there.hpa)))
+        self.last = self.space.translate(at, self.mem).ok_or(())?.hpa;
+        Ok(Pte(self.mem.read_u64(self.last)))
     }
 }
 
@@ -168,25 +198,85 @@ impl Below {
         let Some((format, root)) = self.table else {
             return Ok(Some(Mapped { gfn: Pfn::new(page.raw()), rights: RIGHTS, level: Level::GIGA }));
         };
-        match walk::descend(format, root, page.base(), CAPS, mem) {
-            Ok(slot) => Ok(match slot.entry {
-                Entry::Leaf(leaf) => Mapped::of(leaf, slot.level, page),
-                _ => None,
-            }),
-            Err(walk::Fault { reason: Reason::Memory(_), .. }) => Err(()),
-            Err(_) => Ok(None),
-        }
+        Ok(match slot((format, root), page, mem)? {
+            Some((level, Entry::Leaf(leaf))) => Mapped::of(leaf, level, page),
+            _ => None,
+        })
+    }
+}
+
+/// Returns the entry that decides about a page, with its level: `Ok(None)` if no table maps such an address, an error if a table cannot be
+/// read at once.
+fn slot(
+    (format, root): (&Format, Pfn<Gpa>),
+    page: Pfn<L2Gpa>,
+    mem: &mut impl ReadPte<Gpa>,
+) -> Result<Option<(Level, Entry<Gpa>)>, ()> {
+    match walk::descend(format, root, page.base(), CAPS, mem) {
+        Ok(slot) => Ok(Some((slot.level, slot.entry))),
+        Err(walk::Fault { reason: Reason::Memory(_), .. }) => Err(()),
+        Err(_) => Ok(None),
     }
 }
 
 impl Stage {
+    /// Begins an operation by that stage, in whose context A and D of L2's tables are set by `vs_ad`.
+    pub(super) const fn begin(&mut self, below: Below, vs_ad: AdPolicy, keeps_near: bool) {
+        (self.below, self.vs_ad) = (below, vs_ad);
+        if !keeps_near {
+            self.near.forget();
+        }
+    }
+
+    /// Notes that something is about to be made by what the stage says of a page.
+    pub(super) fn note(&mut self, page: Pfn<L2Gpa>, context: u32) {
+        self.used.note(page, Level::PAGE, context);
+    }
+
+    /// Returns whether something may have been made by the stage's entry for the page.
+    pub(super) fn has_used(&self, page: Pfn<L2Gpa>, context: u32) -> bool {
+        self.used.contains(page, context)
+    }
+
     /// Returns how the stage maps a page, which something is about to be made by.
-    fn use_page(&mut self, page: Pfn<L2Gpa>, context: u32, mem: &mut impl ReadPte<Gpa>) -> Result<Option<Mapped>, ()> {
-        let mapped = self.below.mapped(page, mem)?;
-        if let Some(mapped) = mapped.filter(|_| self.below.table.is_some()) {
-            self.used.note(page, mapped.level, context);
+    fn use_page<M: PhysMem>(
+        &mut self,
+        page: Pfn<L2Gpa>,
+        context: u32,
+        memory: (&AddressSpace, &M),
+    ) -> Result<Option<Mapped>, ()> {
+        let Some(table) = self.below.table else { return self.below.mapped(page, &mut Peek::new(memory.0, memory.1)) };
+        let tag = Used::tag(page, context);
+        let known =
+            self.near.entry(page, tag).map(|(at, level)| (level, Pte(memory.1.read_u64(at)).decode(level, CAPS)));
+        let found = match known {
+            // There was none before.
+            None | Some((_, Entry::Table(_))) => self.walk(table, (page, tag), memory)?,
+            known => known,
+        };
+        let Some((level, Entry::Leaf(leaf))) = found else { return Ok(None) };
+        let mapped = Mapped::of(leaf, level, page);
+        if mapped.is_some() {
+            self.used.note(page, level, context);
         }
         Ok(mapped)
+    }
+
+    /// [`slot`], remembered.
+    #[inline(never)]
+    fn walk<M: PhysMem>(
+        &mut self,
+        table: (&Format, Pfn<Gpa>),
+        (page, tag): (Pfn<L2Gpa>, u64),
+        (space, mem): (&AddressSpace, &M),
+    ) -> Result<Option<(Level, Entry<Gpa>)>, ()> {
+        self.walked += 1;
+        let mut peek = Peek::new(space, mem);
+        let found = slot(table, page, &mut peek)?;
+        if let Some((level, _)) = found {
+            self.near.note((page, tag), peek.last, level);
+        }
+        Ok(found)
     }
 
     /// Composes an entry of L2's table of `level`. `None` if that cannot be found out at once.
@@ -194,16 +284,15 @@ impl Stage {
         &mut self,
         (context, level): (u32, Level),
         entry: Pte,
-        (space, mem): (&AddressSpace, &impl PhysMem),
+        memory: (&AddressSpace, &impl PhysMem),
     ) -> Option<Pte> {
-        let peek = &mut Peek(space, mem);
         Some(match entry.decode::<L2Gpa>(level, CAPS) {
-            Entry::Table(next) => match self.use_page(next, context, peek).ok()? {
+            Entry::Table(next) => match self.use_page(next, context, memory).ok()? {
                 Some(table) if table.rights.contains(PteFlags::R) => Entry::Table(table.gfn).encode(),
                 _ => Pte::INVALID,
             },
             Entry::Leaf(leaf) => {
-                let mapped = self.use_page(leaf.pfn, context, peek);
+                let mapped = self.use_page(leaf.pfn, context, memory);
                 // What the walk needs of L1's table is there; for the rest of a superpage, another part of it may not be.
                 let mapped = if level > Level::PAGE { mapped.unwrap_or(None) } else { mapped.ok()? };
                 match mapped {
@@ -224,11 +313,11 @@ impl Stage {
         &mut self,
         (key, index): (Key, usize),
         flags: PteFlags,
-        (space, mem): (&AddressSpace, &impl PhysMem),
+        memory: (&AddressSpace, &impl PhysMem),
     ) -> Option<Pte> {
         let context = (flags.bits() >> CONTEXT_SHIFT) as u32;
         let page = Pfn::new(key.frame_below(index).raw());
-        let mapped = self.use_page(page, context, &mut Peek(space, mem));
+        let mapped = self.use_page(page, context, memory);
         let mapped = if key.level > Level::PAGE { mapped.unwrap_or(None) } else { mapped.ok()? };
         Some(match mapped {
             Some(mapped) if mapped.level >= key.level => {
@@ -253,78 +342,4 @@ fn met(flags: PteFlags, mapped: Mapped) -> Pte {
         return Pte::INVALID;
     }
     Pte((flags | PteFlags::V).bits()).leading_to(mapped.gfn)
-}
-
-/// The pages that stages have been used for, of all contexts: some of what was made of their entries may be there still. A set of
-/// bounded size: where it has no room, it contains everything.
-#[derive(Debug)]
-pub(super) struct Used {
-    chunks: Vec<Chunk>,
-    /// Pages are missing in it.
-    is_all: bool,
-}
-
-/// Pages of 2 MiB: the number of those with the context above it, 0 for none; and a bit for each page.
-#[derive(Clone, Copy, Debug)]
-struct Chunk {
-    tag: u64,
-    pages: [u64; 8],
-}
-
-impl Used {
-    /// Places that a chunk may be at, from the first one on.
-    const NEAR: usize = 16;
-    /// Bits of the number of a chunk, of 50 bits of addresses.
-    const NUMBER: u32 = 29;
-
-    fn new(ram_pages: u64) -> Option<Self> {
-        let places = (2 * ram_pages / Level::MEGA.pages()).next_power_of_two().max(64) as usize;
-        let mut chunks = Vec::new();
-        chunks.try_reserve_exact(places).ok()?;
-        chunks.resize(places, Chunk { tag: 0, pages: [0; 8] });
-        Some(Self { chunks, is_all: false })
-    }
-
-    fn tag(page: Pfn<L2Gpa>, context: u32) -> u64 {
-        let number = (page.raw() / Level::MEGA.pages()) & ((1 << Self::NUMBER) - 1);
-        // The highest bit: no tag is 0.
-        1 << 63 | u64::from(context) << Self::NUMBER | number
-    }
-
-    fn places(&self, tag: u64) -> impl Iterator<Item = usize> + use<> {
-        let (mask, first) = (self.chunks.len() - 1, tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
-        (0..Self::NEAR).map(move |n| (first as usize).wrapping_add(n) & mask)
-    }
-
-    /// Notes that an entry of that level maps the page, and that something may be made of it.
-    pub fn note(&mut self, page: Pfn<L2Gpa>, level: Level, context: u32) {
-        if level > Level::MEGA {
-            self.is_all = true;
-        }
-        if self.is_all {
-            return;
-        }
-        let tag = Self::tag(page, context);
-        let place = self.places(tag).find(|at| matches!(self.chunks[*at].tag, 0) || self.chunks[*at].tag == tag);
-        let Some(chunk) = place.map(|at| &mut self.chunks[at]) else {
-            self.is_all = true;
-            return;
-        };
-        chunk.tag = tag;
-        let index = page.raw() % Level::MEGA.pages();
-        match level {
-            // A fence may name any address of the superpage.
-            Level::MEGA => chunk.pages = [u64::MAX; 8],
-            _ => chunk.pages[(index / 64) as usize] |= 1 << (index % 64),
-        }
-    }
-
-    /// Returns whether something may have been made by the stage's entry for the page.
-    pub fn contains(&self, page: Pfn<L2Gpa>, context: u32) -> bool {
-        let tag = Self::tag(page, context);
-        let index = page.raw() % Level::MEGA.pages();
-        let mut places = self.places(tag).map(|at| &self.chunks[at]);
-        let has = |chunk: &Chunk| chunk.pages[(index / 64) as usize] >> (index % 64) & 1 == 1;
-        self.is_all || places.find(|chunk| chunk.tag == tag).is_some_and(has)
-    }
 }
