@@ -8,6 +8,7 @@ use super::mmio;
 use crate::exit::sbi;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::collapsed::brief as collapsed;
 use crate::memory::shadow::brief as shadow;
 use crate::vm::outcome::{Brief, Kind, Known, Outcome};
 use crate::vm::vcpu::{Tables, VcpuRun};
@@ -50,6 +51,8 @@ pub fn handle_brief<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mut
         Kind::Ipi => sbi::send_ipi_briefly(g, run, env),
         Kind::Base => sbi::call_base_briefly(run),
         Kind::Fault | Kind::Fence | Kind::Satp => shadow::handle(kind, g, run, env),
+        Kind::FaultOfL2 => collapsed::fault(g, run, env),
+        Kind::FenceOfL2 => collapsed::fence(run, env),
     }
 }
 

@@ -5,6 +5,9 @@
 //! faults, fences and accesses to `satp` come to Gnomon. Roots and tables are shared by the VM's vCPUs; what a vCPU knows of roots ends
 //! when L1's `hgatp` changes.
 
+pub(crate) mod brief;
+
+use crate::device::offer::GuestMode;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::engine::{lend, with_memory};
@@ -24,7 +27,7 @@ use mmu::shadow::{
 };
 use mmu::walk::AdPolicy;
 use rv::csr::atp::{Hgatp, Satp};
-use rv::csr::envcfg;
+use rv::csr::{envcfg, status};
 use rv::{Access, Addr, Asid, Fence, Gpa, L2Gpa, L2Gva, PAGE_BYTES, PhysMem, Request, Vmid};
 
 /// The upkeep of the tables: the only one that needs no more than fences.
@@ -71,6 +74,15 @@ fn own(vsatp: u64) -> (Paging, Asid) {
 /// The setter of A and D in L2's own tables: as L1 lets them be set (`henvcfg.ADUE`).
 const fn vs_ad(henvcfg: u64) -> AdPolicy {
     if henvcfg & envcfg::ADUE != 0 { AdPolicy::Svadu } else { AdPolicy::Svade }
+}
+
+/// Returns the conditions of an access of L2's, which runs and has faulted.
+pub(crate) fn request<E: Env>(g: &Gnomon, nested: &Nested, access: Access, env: &E) -> Request {
+    let (own, mode) = (env.status(), env.privilege());
+    let has = |bit| own & bit != 0;
+    // In S mode no register holds it while L2 runs.
+    let hs_mxr = g.offer.guest == GuestMode::Virtual && nested.other.vsstatus & status::MXR != 0;
+    Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr }
 }
 
 /// Takes the vCPU's roots from it.

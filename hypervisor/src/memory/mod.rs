@@ -15,3 +15,5 @@ pub(crate) mod shadow;
 pub mod shootdown;
 pub mod translation;
 mod two_stage;
+
+pub use collapsed::brief::causes as brief_causes_of_l2;

@@ -57,6 +57,10 @@ pub enum Kind {
     Fence,
     /// An access to `satp`, on shadow tables.
     Satp,
+    /// A page fault of a guest's guest, on collapsed tables.
+    FaultOfL2,
+    /// A fence of one page by one.
+    FenceOfL2,
 }
 
 /// The result of an exit that might be brief: in a register, since it must not take long to return.

@@ -44,6 +44,7 @@ use interrupts::HostDevices;
 pub use interrupts::{Interrupts, MOST_DEVICES};
 use metal::ram::Ram;
 use metal::{fence, world};
+use probed::Unplain;
 use rv::Mode;
 use tags::{Tags, View};
 
@@ -54,28 +55,6 @@ pub struct Reach {
     pub id: u64,
     /// Its `msip` register, in the firmware seat.
     pub msip: u64,
-}
-
-/// The facts about an exit that is noted before it is handled.
-struct Probed {
-    /// The hart's idle time so far, in ticks.
-    idle: u64,
-    /// Its time in Gnomon so far, in ticks.
-    host: u64,
-    /// The vCPU whose doing it is, if it is that of one: its VM's number and its own.
-    vcpu: Option<(u64, u32)>,
-    /// The exit, if it is wanted.
-    event: Option<abi::control::Event>,
-}
-
-/// The facts about exits that are more than handled.
-struct Unplain {
-    /// Set once an exit has shown that guests do run in their mode.
-    is_proven: bool,
-    /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
-    samples: bool,
-    /// The exit that is being handled, if it is noted.
-    exit: Option<Probed>,
 }
 
 /// A hart's own block; `tp` points to it.
@@ -178,7 +157,7 @@ impl Hart {
             due: Due::NOTHING,
             ticks: Ticks::new(per_ms),
             is_plain: false,
-            unplain: Unplain { is_proven: false, samples: false, exit: None },
+            unplain: Unplain::default(),
             g: start.g,
         }
     }

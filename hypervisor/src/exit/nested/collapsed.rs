@@ -2,7 +2,6 @@
 
 use super::state::state;
 use super::world::{Reflected, own_or_reflect, reflect};
-use crate::device::offer::GuestMode;
 use crate::exit::memory::wait_for_memory;
 use crate::exit::mmio;
 use crate::gnomon::Gnomon;
@@ -14,19 +13,15 @@ use crate::vm::vcpu::nested::RefusedOwn;
 use mmu::shadow::GuestFence;
 use mmu::two_stage::access_fault;
 use rv::csr::atp::Satp;
-use rv::csr::{hstatus, status};
+use rv::csr::hstatus;
 use rv::insn::MemInsn;
 use rv::system::{FenceInsn, FenceKind, System, accessed, is_fence, names_csr, number};
-use rv::{Access, Addr, Asid, Exception, Mode, Request};
+use rv::{Access, Addr, Asid, Exception, Mode};
 
 /// Handles a page fault of L2's: Gnomon's table does not have the page (yet), or L2's own or L1's does not.
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
     let exit = run.context.exit;
-    let (own, mode) = (env.status(), env.privilege());
-    let has = |bit| own & bit != 0;
-    // In S mode no register holds it while L2 runs.
-    let hs_mxr = g.offer.guest == GuestMode::Virtual && state(run).other.vsstatus & status::MXR != 0;
-    let request = Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr };
+    let request = collapsed::request(g, state(run), access, env);
     let at = Addr::new(exit.tval);
     match collapsed::fault(g, run, (at, &request), env) {
         Faulted::Settled | Faulted::Known => {

@@ -91,7 +91,7 @@ pub(crate) fn handle<E: Env>(kind: Kind, g: &Gnomon, run: &mut VcpuRun, env: &mu
             is_done
         }),
         Kind::Satp => instruction(run, env, |run, insn, env| roots::access_satp_briefly(g, run, insn, env)),
-        Kind::Timer | Kind::Ipi | Kind::Base => unreachable!("not about translation"),
+        _ => unreachable!("not about the guest's own translation"),
     }
 }
 

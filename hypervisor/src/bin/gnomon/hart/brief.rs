@@ -62,6 +62,16 @@ impl Hart {
         self.attempt(Kind::Satp)
     }
 
+    #[inline(never)]
+    fn brief_fault_of_l2(&mut self) -> Brief {
+        self.attempt(Kind::FaultOfL2)
+    }
+
+    #[inline(never)]
+    fn brief_fence_of_l2(&mut self) -> Brief {
+        self.attempt(Kind::FenceOfL2)
+    }
+
     /// Handles an exit of which that is known.
     #[inline(always)]
     fn known_exit(&mut self, known: Known) -> *mut Context {
@@ -86,7 +96,10 @@ extern "C" fn gnomon_byte() -> u64 {
 extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
-    let brief = match hart.plain().and_then(|run| exit::kind_of(run, cause)) {
+    let Some(run) = hart.plain() else {
+        return if hart.unplain.is_l2s { hart.brief_fault_of_l2().0 } else { Brief::NO.0 };
+    };
+    let brief = match exit::kind_of(run, cause) {
         Some(Kind::Timer) => hart.brief_timer(),
         Some(Kind::Ipi) => hart.brief_ipi(),
         Some(Kind::Base) => hart.brief_base(),
@@ -102,7 +115,10 @@ extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
 extern "C" fn gnomon_instruction() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
-    let brief = match hart.plain().and_then(exit::kind_of_instruction) {
+    let Some(run) = hart.plain() else {
+        return if hart.unplain.is_l2s { hart.brief_fence_of_l2().0 } else { Brief::NO.0 };
+    };
+    let brief = match exit::kind_of_instruction(run) {
         Some(Kind::Fence) => hart.brief_fence(),
         Some(Kind::Satp) => hart.brief_satp(),
         _ => Brief::NO,

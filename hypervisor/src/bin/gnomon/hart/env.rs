@@ -97,7 +97,7 @@ impl Env for Hart {
         self.unplain.samples = run.samples();
         if self.unplain.samples {
             // The end of this exit has to take the first one.
-            self.is_plain = false;
+            self.exits_are_noted();
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
         }
     }

@@ -36,10 +36,12 @@ impl Hart {
         }
         if let Some(nested) = &run.nested {
             self.guest.begin_world(nested);
-            self.is_plain &= !nested.runs_l2;
         }
+        self.set_plain_world(run.runs_l2());
         self.unplain.samples = run.samples();
-        self.is_plain &= !self.unplain.samples;
+        if self.unplain.samples {
+            self.exits_are_noted();
+        }
         // SAFETY: the last vCPU's registers were saved by `unload`.
         unsafe { self.guest.load_csrs(&run.bank.csrs, &self.g.offer) };
         let who = (vm.handle.number, run.shared.id);

@@ -2,13 +2,38 @@
 //! wants to be noted, and those of vCPUs whose hardware counters run (SBI PMU). A flag of the hart's, which each exit has looked at anyway, leads here; and such an exit goes the
 //! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
-use super::{Hart, Probed};
+use super::Hart;
 use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
 use hypervisor::measure::probe::Doing;
 use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
+
+/// The facts about an exit that is noted before it is handled.
+struct Probed {
+    /// The hart's idle time so far, in ticks.
+    idle: u64,
+    /// Its time in Gnomon so far, in ticks.
+    host: u64,
+    /// The vCPU whose doing it is, if it is that of one: its VM's number and its own.
+    vcpu: Option<(u64, u32)>,
+    /// The exit, if it is wanted.
+    event: Option<Event>,
+}
+
+/// The facts about exits that are more than handled.
+#[derive(Default)]
+pub(super) struct Unplain {
+    /// Set once an exit has shown that guests do run in their mode.
+    is_proven: bool,
+    /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
+    pub(super) samples: bool,
+    /// Set if L2 runs, and nothing else makes its exits other than plain.
+    pub(super) is_l2s: bool,
+    /// The exit that is being handled, if it is noted.
+    exit: Option<Probed>,
+}
 
 impl Hart {
     /// Begins an exit that is more than handled. Returns whether it is one of L2.
@@ -28,6 +53,7 @@ impl Hart {
         if !self.is_probed(now) {
             return is_of_l2;
         }
+        self.exits_are_noted();
         let noted = &self.shared.probe;
         let before = noted.of(Doing::Guest);
         noted.turn(Doing::Host, now);
@@ -43,6 +69,17 @@ impl Hart {
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
         }
         is_of_l2
+    }
+
+    /// No exit is plain from now on.
+    pub(super) const fn exits_are_noted(&mut self) {
+        (self.is_plain, self.unplain.is_l2s) = (false, false);
+    }
+
+    /// Notes whose exits are plain, if any are: L1's or L2's.
+    pub(super) const fn set_plain_world(&mut self, is_l2s: bool) {
+        let are_plain = self.is_plain || self.unplain.is_l2s;
+        (self.is_plain, self.unplain.is_l2s) = (are_plain && !is_l2s, are_plain && is_l2s);
     }
 
     /// Takes a sample at an exit.
@@ -122,7 +159,9 @@ impl Hart {
             return true;
         }
         noted.end(now);
-        self.is_plain = self.unplain.is_proven && !self.unplain.samples && !self.guest.runs_l2();
+        self.is_plain = self.unplain.is_proven && !self.unplain.samples;
+        self.unplain.is_l2s = false;
+        self.set_plain_world(self.guest.runs_l2());
         self.set_policy();
         false
     }
@@ -131,7 +170,7 @@ impl Hart {
     pub(super) fn look_who_asks(&mut self) {
         let now = self.now();
         if self.g.asked.is_on(now) {
-            self.is_plain = false;
+            self.exits_are_noted();
             // It is about to enter a guest. If it does not, it says so.
             self.is_probed(now);
         } else if !self.is_plain {

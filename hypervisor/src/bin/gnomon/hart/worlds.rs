@@ -4,6 +4,7 @@ use super::Hart;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
+use hypervisor::memory::brief_causes_of_l2;
 use hypervisor::vm::vcpu::{Nested, Tables, VcpuRun};
 use mmu::ids::IdSlot;
 use rv::{Addr, L2Gpa};
@@ -58,10 +59,15 @@ impl Worlds for Hart {
             // The hart's register was Gnomon's.
             nested.other.vsatp = own;
         }
-        if nested.runs_l2 {
-            // Exits of L2 are none that may be brief, nor the lane's.
+        let runs_l2 = nested.runs_l2;
+        self.set_plain_world(runs_l2);
+        if run.vm.collapses() {
+            let (vm, offer) = (run.vm.translation, &self.g.offer);
+            run.context.brief_causes = if runs_l2 { brief_causes_of_l2(offer) } else { vm.brief_causes(offer) };
+        }
+        if runs_l2 {
+            // Exits of L2 are none of the lane's.
             run.context.lane.turn_off();
-            self.is_plain = false;
             return self.load_nested(run);
         }
         if shadows {
