@@ -506,11 +506,13 @@ fn lives() {
 }
 
 /// Each fault that is planted, and the checks that may find it.
-const MUTANTS: [(Sabotage, &[&str]); 13] = [
+const MUTANTS: [(Sabotage, &[&str]); 15] = [
     (Sabotage::ForgetsCompanion, &["OWNERSHIP", "TLB-LIKE", "BESIDE"]),
     (Sabotage::ForgetsBelow, &["TLB-LIKE"]),
     (Sabotage::ForgetsUses, &["TLB-LIKE"]),
     (Sabotage::KeepsNear, &["OWNERSHIP", "TLB-LIKE", "PROGRESS"]),
+    (Sabotage::ForgetsChanges, &["TLB-LIKE"]),
+    (Sabotage::ForgetsNewStages, &["TLB-LIKE"]),
     (Sabotage::KeepsMovedRoots, &["TLB-LIKE"]),
     (Sabotage::MistakesContexts, &["TLB-LIKE", "REFUSAL", "PROGRESS"]),
     (Sabotage::ForgetsFence, &["TLB-LIKE"]),

@@ -121,8 +121,10 @@ impl Budget {
     pub(super) const UNLIST: u32 = 15;
     /// To take a parked entry out of its list.
     pub(super) const UNPARK: u32 = 10;
-    /// To walk the table of a stage below.
-    pub(super) const WALK: u32 = 64;
+    /// To compose an entry with that of the stage below.
+    pub(super) const COMPOSE: u32 = 36;
+    /// To walk the table of the stage below for that.
+    pub(super) const WALK: u32 = 75;
     /// To look whether a table's first entry is as it was.
     pub(super) const GLANCE: u32 = 3;
     /// To begin with another shadow page.

@@ -24,6 +24,10 @@ pub enum Sabotage {
     ForgetsUses,
     /// Entries of the stage below are looked for where an earlier operation found them.
     KeepsNear,
+    /// A fence of the stage below is taken for one of the tables above: what their entries were made of has not changed.
+    ForgetsChanges,
+    /// Another stage below is taken for the one of before.
+    ForgetsNewStages,
     /// A page is linked without being brought up to date.
     LinksStale,
     /// A page that goes stays linked below all its parents but one.

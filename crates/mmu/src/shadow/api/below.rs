@@ -1,7 +1,7 @@
 //! The stage below the tables of an engine that has one ([`crate::shadow::lower`]).
 
 use crate::shadow::lower::{Below, Stage};
-use crate::shadow::{GuestFence, Host, Paging, Root, Sabotage, Shadow, Shadowed, Views};
+use crate::shadow::{GuestFence, Host, Lower, Paging, Root, Sabotage, Shadow, Shadowed, Views};
 use crate::walk::AdPolicy;
 use lane::FenceLog;
 use rv::{Addr, Fence, Gpa, L2Gpa, PhysMem};
@@ -45,6 +45,9 @@ pub fn fence_below<S: Shadowed<Lower = Stage>, M: PhysMem, H: Fence<Gpa>>(
     let is_about_others = pages.pages().is_some_and(|mut pages| !pages.any(is_used));
     if is_about_others || tables.rules.is_sabotaged(Sabotage::ForgetsBelow) {
         return false;
+    }
+    if !tables.rules.is_sabotaged(Sabotage::ForgetsChanges) {
+        engine.cache().tables.lower.change();
     }
     engine.fence(&GuestFence { range: None, asid: None }, root, views, log, host);
     if !engine.filler.is_current(&root, host) && !engine.rules().is_sabotaged(Sabotage::KeepsMovedRoots) {

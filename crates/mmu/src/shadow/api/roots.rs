@@ -3,7 +3,7 @@
 use crate::gstage::{ResolveError, Unresolved};
 use crate::shadow::pages::Mappings;
 use crate::shadow::views::Seen;
-use crate::shadow::{Host, Loaded, Paging, Root, Sabotage, Shadow, Shadowed, Views};
+use crate::shadow::{Host, Loaded, Lower, Paging, Root, Sabotage, Shadow, Shadowed, Views};
 use lane::FenceLog;
 use rv::{Asid, Fence, Gpa, PhysMem};
 
@@ -25,6 +25,10 @@ impl<S: Shadowed> Shadow<S> {
         host: &mut Host<'_, M, H>,
     ) -> Result<Option<Loaded>, Unresolved> {
         let paging = paging.aligned::<S>();
+        if S::COMPOSES && present.is_none() && !self.rules().is_sabotaged(Sabotage::ForgetsNewStages) {
+            // The vCPU has had no part in fences of the stage below, or another stage.
+            self.cache().tables.lower.change();
+        }
         if let Some(loaded) = self.attach_known(present, (paging, asid), views, log, host) {
             return Ok(Some(loaded));
         }

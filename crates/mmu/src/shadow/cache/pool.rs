@@ -35,11 +35,12 @@ impl Pool {
         self.spare.into_iter().chain(self.retired).flat_map(Body::runs)
     }
 
-    /// Takes frames for one more body; with a header, if the lane may use it and four frames in a row are free.
+    /// Takes frames for one more body; with a header, if the lane may use it and four frames in a row are free; with one for the guest's own
+    /// entries, if the engine has a stage below and there is a frame.
     ///
     /// # Errors
     /// If the host has no frames. Nothing is lost.
-    pub fn take_body(&mut self, gate: &mut Gate, frames: &Frames) -> Result<Option<Body>, AllocError> {
+    pub fn take_body<S: Shadowed>(&mut self, gate: &mut Gate, frames: &Frames) -> Result<Option<Body>, AllocError> {
         // Four in a row are a convenience of the lane's: others will do.
         if gate.memory.is_some()
             && let Ok(run) = frames.alloc(self.owner, Use::Table, 2)
@@ -54,7 +55,7 @@ impl Pool {
                 _ => (c, d, a, b),
             };
             self.bodies += 1;
-            return Ok(Some(Body { table, mirror, links, header: Some(header) }));
+            return Ok(Some(Body { table, mirror, links, header: Some(header), own: None }));
         }
         gate.all_have_headers = false;
         let take = || frames.alloc(self.owner, Use::Table, 0);
@@ -64,7 +65,9 @@ impl Pool {
         match (mirror, links) {
             (Ok(mirror), Ok(links)) => {
                 self.bodies += 1;
-                Ok(Some(Body { table, mirror, links, header: None }))
+                // Without it, comparisons take longer.
+                let own = if S::COMPOSES { take().ok() } else { None };
+                Ok(Some(Body { table, mirror, links, header: None, own }))
             }
             (Err(error), other) | (other, Err(error)) => {
                 frames.free(table);
@@ -83,24 +86,27 @@ impl Pool {
         if S::ROOT_FRAMES == 1 {
             return Ok(bodies);
         }
-        let release_table = |Body { table, mirror, links, header }| {
+        let release_table = |Body { table, mirror, links, header, own }| {
             frames.free(table);
             header.into_iter().for_each(|run| frames.free(run));
-            (mirror, links)
+            (mirror, links, own)
         };
-        let rest: Vec<(Run, Run)> = bodies.into_iter().map(release_table).collect();
+        let rest: Vec<(Run, Run, Option<Run>)> = bodies.into_iter().map(release_table).collect();
         match frames.alloc(self.owner, Use::Table, S::ROOT_FRAMES.ilog2() as u8) {
             Ok(tables) => {
                 let first = tables.into_entry();
                 let table = |n| Run::from_entry(first.add(n), 0);
                 Ok((0..)
                     .zip(rest)
-                    .map(|(n, (mirror, links))| Body { table: table(n), mirror, links, header: None })
+                    .map(|(n, (mirror, links, own))| Body { table: table(n), mirror, links, header: None, own })
                     .collect())
             }
             Err(error) => {
                 self.bodies -= S::ROOT_FRAMES as u32;
-                rest.into_iter().flat_map(<[Run; 2]>::from).for_each(|run| frames.free(run));
+                rest.into_iter()
+                    .flat_map(|(mirror, links, own)| [Some(mirror), Some(links), own])
+                    .flatten()
+                    .for_each(|run| frames.free(run));
                 Err(error)
             }
         }

@@ -30,7 +30,7 @@ impl<S: Shadowed> Cache<S> {
             }
             let before = self.tables.counters.recycled;
             let more = if self.pool.bodies < self.tables.rules.config.pages {
-                self.pool.take_body(&mut self.tables.gate, host.frames)
+                self.pool.take_body::<S>(&mut self.tables.gate, host.frames)
             } else {
                 Ok(None)
             };

@@ -4,7 +4,7 @@ use crate::shadow::cache::Pool;
 use crate::shadow::entries::Tables;
 use crate::shadow::lane::Gate;
 use crate::shadow::pages::{Body, Compared, Id, Key, Page, Passed};
-use crate::shadow::{Host, Sabotage, Shadowed};
+use crate::shadow::{Host, Lower, Sabotage, Shadowed};
 use crate::table::{Debt, Owed};
 use alloc::vec::Vec;
 use rv::{Fence, FenceScope, Gpa, Hpa, Pfn, PhysMem};
@@ -44,7 +44,9 @@ impl<S: Shadowed> Cache<S> {
         }
         let id = self.tables.index.arena.add(Page::new(key, body, self.next_serial, guest));
         if S::COMPOSES {
-            self.tables.index.page_mut(id).origin.context = self.tables.index.context;
+            let (context, below) = (self.tables.index.context, self.tables.lower.changes());
+            let origin = &mut self.tables.index.page_mut(id).origin;
+            (origin.context, origin.own.below) = (context, below);
         }
         self.tables.index.page_mut(id).stirred.epoch = self.tables.unrest.epoch;
         Gate::write_id(self.tables.index.page(id), id, host.mem);

@@ -20,6 +20,8 @@ pub struct Both {
     pub ours: Pte,
     /// The guest's behind it; [`NO_PTE`] if there is none; `None` if its frame cannot be found at once.
     pub guests: Option<Pte>,
+    /// The guest's own behind it, where [`Both::guests`] is composed.
+    pub own: Option<Pte>,
 }
 
 /// Reads an entry of that page and the guest's behind it, in the order that a fill needs.
@@ -34,17 +36,17 @@ pub fn look_at<L: Lower>(
     // The guest's entry is read after ours: see above.
     fence(Ordering::SeqCst);
     if let (Some(stage), Role::Piece(flags)) = (lower.stage(), page.key.role) {
-        return Both { ours, guests: stage.compose_piece((page.key, index), flags, (space, mem)) };
+        return Both { ours, guests: stage.compose_piece((page.key, index), flags, (space, mem)), own: None };
     }
     let frame = match (page.origin.guest, page.key.role) {
-        (_, Role::Direct(_) | Role::Bare) => return Both { ours, guests: Some(NO_PTE) },
+        (_, Role::Direct(_) | Role::Bare) => return Both { ours, guests: Some(NO_PTE), own: None },
         (Some(frame), Role::Table | Role::Piece(_)) => frame,
         (None, Role::Table | Role::Piece(_)) => match space.translate(page.key.gfn.base(), mem) {
             Some(there) => {
                 page.origin.guest = Some(there.hpa.pfn());
                 there.hpa.pfn()
             }
-            None => return Both { ours, guests: None },
+            None => return Both { ours, guests: None, own: None },
         },
     };
     let entry = Pte(mem.read_u64(frame.at(8 * index as u64)));
@@ -52,7 +54,7 @@ pub fn look_at<L: Lower>(
         Some(stage) => stage.compose((page.origin.context, page.key.level), entry, (space, mem)),
         None => Some(entry),
     };
-    Both { ours, guests }
+    Both { ours, guests, own: Some(entry) }
 }
 
 impl<S: Shadowed> Tables<S> {
@@ -97,6 +99,20 @@ impl<S: Shadowed> Tables<S> {
         let live = page.marks.live_in(part);
         host.budget.spend(8 + live.count_ones());
         page.origin.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
+    }
+
+    /// Of 64 live entries of a shadow page whose stage below is what it was, those that may be out of step with the guest's: a bit for each.
+    pub fn behind_own<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
+        let page = self.index.page(id);
+        let live = page.marks.live_in(part);
+        if page.key.role != Role::Table {
+            // What is in pieces has no other origin.
+            return 0;
+        }
+        let (Some(guest), Some(own)) = (page.origin.guest, &page.body.own) else { return live };
+        let known = live & page.origin.own.known_in(part);
+        host.budget.spend(8 + known.count_ones());
+        live & !known | host.mem.differing((guest, own.first()), part, known)
     }
 
     /// [`super::index::Index::table_below`], at once where that can be.

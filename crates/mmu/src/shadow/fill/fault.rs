@@ -142,7 +142,7 @@ impl<S: Shadowed> Filler<S> {
         let page = tables.index.page_mut(at.0);
         page.is_recent = true;
         let key = page.key;
-        let Both { ours, guests } = look_at((page, &mut tables.lower), at.1, space, mem);
+        let Both { ours, guests, own } = look_at((page, &mut tables.lower), at.1, space, mem);
         let Key { level, role: Role::Table, .. } = key else { return None };
         if S::COMPOSES && level > Level::PAGE {
             return None;
@@ -179,6 +179,9 @@ impl<S: Shadowed> Filler<S> {
         }
         let found = Found { gpa, allowed: self.rules().rights(leaf.flags), level, pte };
         let (answer, debt) = self.set((at, key), ours, &found, there, mem);
+        if let (true, Answer::Filled { .. }, Some(own)) = (S::COMPOSES, &answer, own) {
+            self.page_mut(at.0).note_own(at.1, own, mem);
+        }
         self.cache().leave(debt);
         Some(answer)
     }
@@ -329,7 +332,7 @@ impl<S: Shadowed> Filler<S> {
             page.is_recent = true;
             let key = page.key;
             let index = root.format.index_in_frame(gva, key.level);
-            let Both { ours, guests: Some(pte) } = self.tables().look((id, index), host.space, host.mem) else {
+            let Both { ours, guests: Some(pte), .. } = self.tables().look((id, index), host.space, host.mem) else {
                 return self.retry();
             };
             let is_leaf = match pte.decode::<Gpa>(key.level, CAPS) {
@@ -395,7 +398,7 @@ impl<S: Shadowed> Filler<S> {
         while self.page(id).key.level > Level::PAGE && self.page(id).key.role == Role::Table {
             let level = self.page(id).key.level;
             let index = root.format.index_in_frame(gva, level);
-            let Both { ours, guests: Some(pte) } = self.tables().look((id, index), host.space, host.mem) else {
+            let Both { ours, guests: Some(pte), .. } = self.tables().look((id, index), host.space, host.mem) else {
                 return;
             };
             if !matches!(pte.decode::<Gpa>(level, CAPS), Entry::Table(_)) {

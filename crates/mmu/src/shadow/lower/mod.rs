@@ -46,6 +46,12 @@ pub trait Lower: Sized + Send + Sync {
 
     /// Returns how often its table was walked since the last time.
     fn walked(&mut self) -> u32;
+
+    /// Returns the number of times so far that it may have changed for entries that were made by it.
+    fn changes(&self) -> u64;
+
+    /// It may have changed.
+    fn change(&mut self);
 }
 
 impl Lower for () {
@@ -68,6 +74,12 @@ impl Lower for () {
     fn walked(&mut self) -> u32 {
         0
     }
+
+    fn changes(&self) -> u64 {
+        0
+    }
+
+    fn change(&mut self) {}
 }
 
 impl Lower for Stage {
@@ -75,7 +87,14 @@ impl Lower for Stage {
 
     fn new(ram_pages: u64) -> Option<Self> {
         let below = Below { table: None };
-        Some(Self { below, vs_ad: AdPolicy::Svade, used: Used::new(ram_pages)?, near: Near::new()?, walked: 0 })
+        Some(Self {
+            below,
+            vs_ad: AdPolicy::Svade,
+            used: Used::new(ram_pages)?,
+            near: Near::new()?,
+            walked: 0,
+            changes: 0,
+        })
     }
 
     fn stage(&mut self) -> Option<&mut Stage> {
@@ -89,6 +108,14 @@ impl Lower for Stage {
     #[inline(always)]
     fn walked(&mut self) -> u32 {
         core::mem::take(&mut self.walked)
+    }
+
+    fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    fn change(&mut self) {
+        self.changes += 1;
     }
 }
 
@@ -108,6 +135,7 @@ pub struct Stage {
     used: Used,
     near: Near,
     walked: u32,
+    changes: u64,
 }
 
 /// A page as the stage below maps it.

@@ -205,6 +205,9 @@ impl<S: Shadowed> Index<S> {
         debug_assert!(!page.marks.is_listed(index) && mirror.0 != 0);
         page.marks.set_live(index, true);
         mem.write_own(page.links_at(index), u64::from(next.0));
+        if S::COMPOSES {
+            page.origin.own.forget(index);
+        }
         page.set_mirror(index, mirror, mem);
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A shadow page stands for one frame of a guest's tables; a root of four frames has four. It is three frames: the
 //! *table* that hardware walks; the *mirror*, which keeps for each entry the guest's entry that it was made from; and
-//! the *links*, by which the entry is a member of one doubly linked list. In `steered` there is a fourth, the *header*.
+//! the *links*, by which the entry is a member of one doubly linked list. In an engine with a stage below there is a fourth, for the guest's *own*
+//! entries, since mirrors are composed. In `steered` there is a fourth, the *header*.
 //! It holds the place of the guest's table, for the lane; the page's number, which is found from the table's address;
 //! and the lists that parked entries are in. Rules:
 //!
@@ -146,11 +147,13 @@ pub struct Body {
     pub links: Run,
     /// The header that the lane reads (`lane`), in the frame before the table, if the lane may bring entries in step.
     pub header: Option<Run>,
+    /// The guest's entries as they are, of an engine with a stage below ([`Own`]). There may be no frame for it.
+    pub own: Option<Run>,
 }
 
 impl Body {
     pub fn runs(self) -> impl Iterator<Item = Run> {
-        [self.table, self.mirror, self.links].into_iter().chain(self.header)
+        [self.table, self.mirror, self.links].into_iter().chain(self.header).chain(self.own)
     }
 }
 
@@ -213,6 +216,30 @@ pub struct Origin {
     pub guest: Option<Pfn<Hpa>>,
     /// The stage below by which its entries were made, if the engine has one ([`super::super::lower`]).
     pub context: u32,
+    /// The entries that are known to be in step as long as the guest's are what they were.
+    pub own: Own,
+}
+
+/// Of an engine with a stage below, whose mirrors are composed: the entries for which [`Body::own`] keeps the guest's own. If that is what it was,
+/// and the stage below is, too, a comparison has nothing to compose.
+pub struct Own {
+    known: [u64; PARTS],
+    /// The changes of the stage below up to which all entries were compared ([`super::super::lower::Lower::changes`]).
+    pub below: u64,
+}
+
+impl Own {
+    const NONE: Self = Self { known: [0; PARTS], below: 0 };
+
+    /// Of 64 entries, from number 64 * `part` on, those of which it is known: a bit for each.
+    pub const fn known_in(&self, part: usize) -> u64 {
+        self.known[part]
+    }
+
+    /// It is not known of an entry any more.
+    pub const fn forget(&mut self, index: usize) {
+        self.known[index / 64] &= !(1 << (index % 64));
+    }
 }
 
 /// The time since which the leaves of a page of level 0 are unchanged, as far as they have been looked at (`gather`).
@@ -296,7 +323,7 @@ impl Page {
             key,
             body,
             serial,
-            origin: Origin { guest, context: 0 },
+            origin: Origin { guest, context: 0, own: Own::NONE },
             marks: Marks::new(),
             stirred: Stirred { bits: [0; PARTS], epoch: 0 },
             parents: Ref::NONE,
@@ -363,6 +390,14 @@ impl Page {
     pub fn set_mirror(&mut self, index: usize, pte: Pte, mem: &mut impl PhysMem) {
         self.marks.write(index);
         mem.write_own(self.mirror_at(index), pte.0);
+    }
+
+    /// Notes the guest's own entry for one that is in step with it.
+    pub fn note_own(&mut self, index: usize, entry: Pte, mem: &mut impl PhysMem) {
+        if let Some(own) = &self.body.own {
+            mem.write_own(own.first().at(8 * index as u64), entry.0);
+            self.origin.own.known[index / 64] |= 1 << (index % 64);
+        }
     }
 
     /// Finds out which of 64 mirrors, from number 64 * `part` on, are global leaves, and not reserved.

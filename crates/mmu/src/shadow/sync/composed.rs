@@ -2,7 +2,7 @@
 
 use crate::shadow::pages::{Id, Mappings, PARTS, Role, indices};
 use crate::shadow::sync::Syncer;
-use crate::shadow::{Budget, Host, Shadowed};
+use crate::shadow::{Budget, Host, Lower, Shadowed};
 use rv::{Fence, Gpa, Level, PhysMem};
 
 impl<S: Shadowed> Syncer<S> {
@@ -23,13 +23,21 @@ impl<S: Shadowed> Syncer<S> {
         }
         self.cache.tables.counters.synced_pages += 1;
         host.budget.spend(Budget::VISIT);
+        let changes = self.cache.tables.lower.changes();
+        let is_as_before = self.page(id).origin.own.below == changes;
         for part in 0..PARTS {
-            for index in indices(part, self.page(id).marks.live_in(part)) {
+            let page = self.page(id);
+            let (live, leads) = (page.marks.live_in(part), page.key.level > Level::PAGE);
+            let behind = if is_as_before && live != 0 { self.cache.tables.behind_own(id, part, host) } else { live };
+            for index in indices(part, if leads { live } else { behind }) {
                 if host.budget.is_spent() {
                     return Err(index);
                 }
-                host.budget.spend(Budget::EDIT);
-                self.derive((id, index), host);
+                host.budget.spend(2);
+                if behind >> (index % 64) & 1 == 1 {
+                    host.budget.spend(Budget::COMPOSE);
+                    self.derive((id, index), host);
+                }
                 let page = self.page(id);
                 let Some(mirror) = page.mirror(index, host.mem) else { continue };
                 if page.key.level == Level::PAGE || !page.is_pointer(page.slot(index).read(host.mem)) {
@@ -41,6 +49,7 @@ impl<S: Shadowed> Syncer<S> {
                 }
             }
         }
+        self.page_mut(id).origin.own.below = changes;
         let stamp = self.cache.passed.stamp;
         self.page_mut(id).compared.set(mappings, stamp);
         Ok(())

@@ -27,7 +27,7 @@ impl<S: Shadowed> Syncer<S> {
     pub fn resync<M: PhysMem, H>(&mut self, at: At, host: &mut Host<'_, M, H>) {
         host.budget.spend(1);
         // A table that is nowhere has been poisoned as a whole.
-        let Both { ours, guests: Some(pte) } = self.cache.tables.look(at, host.space, host.mem) else { return };
+        let Both { ours, guests: Some(pte), .. } = self.cache.tables.look(at, host.space, host.mem) else { return };
         if self.page(at.0).made_from(at.1, host.mem) == pte {
             return;
         }
@@ -47,7 +47,7 @@ impl<S: Shadowed> Syncer<S> {
         mem: &mut impl PhysMem,
     ) -> bool {
         self.pass_page(gva);
-        let Both { ours, guests: Some(pte) } = self.cache.tables.look(at, space, mem) else { return false };
+        let Both { ours, guests: Some(pte), .. } = self.cache.tables.look(at, space, mem) else { return false };
         if self.page(at.0).made_from(at.1, mem) != pte && !self.rules().is_sabotaged(Sabotage::ForgetsFence) {
             self.cache.tables.counters.synced_entries += 1;
             self.page_mut(at.0).stay = Stay::Changed;
@@ -240,12 +240,15 @@ impl<S: Shadowed> Syncer<S> {
         if self.rules().policy.own_faults {
             return self.resync(at, host);
         }
-        let Both { ours, guests } = self.cache.tables.look(at, host.space, host.mem);
+        let Both { ours, guests, own } = self.cache.tables.look(at, host.space, host.mem);
         host.budget.spend(1 + self.cache.tables.lower.walked() * Budget::WALK);
         let page = self.page(at.0);
         let level = page.key.level;
         let known = page.mirror(at.1, host.mem);
         if guests.is_some() && guests == known {
+            if S::COMPOSES {
+                self.note_own(at, own, host);
+            }
             return;
         }
         if known.is_some() {
@@ -264,8 +267,17 @@ impl<S: Shadowed> Syncer<S> {
             && let Some(debt) = self.cache.tables.set_leaf(at, (ours, new), pte, host.mem)
         {
             self.cache.tables.owe(debt, host);
+            if S::COMPOSES {
+                self.note_own(at, own, host);
+            }
             return;
         }
         self.cache.tables.drop_entry(at, host);
+    }
+
+    fn note_own<M: PhysMem, H>(&mut self, (id, index): At, own: Option<Pte>, host: &mut Host<'_, M, H>) {
+        if let Some(own) = own {
+            self.page_mut(id).note_own(index, own, host.mem);
+        }
     }
 }
