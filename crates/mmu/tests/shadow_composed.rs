@@ -393,6 +393,12 @@ impl Rig {
             shadow.detach_all(vcpu.root.take().as_ref(), &mut vcpu.views, &vcpu.log);
             (vcpu.views, vcpu.context) = (Views::new(8, 0), context);
             vcpu.stay += 16;
+            if self.pick(2) == 0 {
+                // L1 fences while the vCPU has no root.
+                let all = Fenced { is_g_stage: true, context: None, asid: None, page: None, at: self.clock };
+                self.vcpus[n].fences.push(all);
+                self.bus.0.borrow_mut().harts[n].forget_all();
+            }
         }
         (self.vcpus[n].paging, self.vcpus[n].asid) = (paging, asid);
         self.load(n);
@@ -529,11 +535,11 @@ fn every_mutant_is_caught() {
     for (mutant, checks) in MUTANTS {
         // First the life that finds it.
         let named = match mutant {
-            Sabotage::ForgetsCompanion => 111,
-            Sabotage::ForgetsUses => 28,
-            Sabotage::KeepsMovedRoots => 43,
-            Sabotage::ForgetsFence => 86,
-            Sabotage::ForgetsLeaf => 37,
+            Sabotage::ForgetsCompanion => 90,
+            Sabotage::ForgetsNewStages => 37,
+            Sabotage::KeepsMovedRoots => 175,
+            Sabotage::ForgetsFence => 41,
+            Sabotage::ForgetsLeaf => 29,
             Sabotage::KeepsPointers => 600,
             _ => 0,
         };
