@@ -540,7 +540,7 @@ fn every_mutant_is_caught() {
             Sabotage::KeepsMovedRoots => 175,
             Sabotage::ForgetsFence => 41,
             Sabotage::ForgetsLeaf => 29,
-            Sabotage::KeepsPointers => 600,
+            Sabotage::KeepsPointers => 1410,
             _ => 0,
         };
         let caught = core::iter::once(named).chain(0..1000).find_map(|seed| {

@@ -45,7 +45,8 @@ pub(crate) fn build(vm: &Vm, lists: Lists, frames: &Frames) -> Result<Shadow<L2G
             return Err(message);
         }
     };
-    let first_serial = vm.past.lock().serials;
+    let least = Config::least_pages::<L2Gva>(vm.vcpus.len() as u32);
+    let (pages, first_serial) = (Config::pages_composed(pages).max(least), vm.past.lock().serials);
     let config = Config { upkeep: UPKEEP, ad: ad(vm), globals: false, pages, first_serial, quiet_after: 0 };
     let engine = Shadow::new(config, vm.owner(), lists, frames);
     let mut engine = engine.map_err(|e| format!("no memory for the tables of its guests: {e}"))?;

@@ -55,6 +55,12 @@ impl Config {
         Self::frames_each(upkeep) * PAGE_BYTES
     }
 
+    /// Returns the number of shadow pages of an engine with a stage below that take no more frames than `pages` of one without.
+    #[must_use]
+    pub const fn pages_composed(pages: u32) -> u32 {
+        (pages as u64 * FRAMES_EACH / (FRAMES_EACH + 1)) as u32
+    }
+
     /// The fewest shadow pages for a VM with that many vCPUs: twice those of a root for each vCPU and of one whole walk.
     #[must_use]
     pub const fn least_pages<S: Shadowed>(vcpus: u32) -> u32 {
