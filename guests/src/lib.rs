@@ -10,6 +10,7 @@
 #![cfg(target_arch = "riscv64")]
 
 pub mod access;
+pub mod balloon;
 pub mod board;
 pub mod console;
 pub mod event;

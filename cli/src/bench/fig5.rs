@@ -7,7 +7,7 @@
 
 use super::lab::{Lab, Nesting};
 use super::report::{Block, Line, Report};
-use super::series::{self, Plan, Point, Series, cell};
+use super::series::{self, MEMORY, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
 use super::table::Table;
 use serde_json::json;
@@ -31,6 +31,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         svadu: false,
         has_kvm: true,
         nesting: Nesting::None,
+        memory: MEMORY,
     };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));

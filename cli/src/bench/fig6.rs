@@ -8,7 +8,7 @@
 
 use super::lab::{Lab, Nesting};
 use super::report::{Block, Line, Report};
-use super::series::{self, Group, Plan, Point, Series, cell};
+use super::series::{self, Group, MEMORY, Plan, Point, Series, cell};
 use super::subject::{Choice, Subject};
 use super::table::Table;
 use abi::bundle::MmuMode;
@@ -37,6 +37,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         svadu: true,
         has_kvm: true,
         nesting: Nesting::None,
+        memory: MEMORY,
     };
     let all = series::measure(&plan, lab, choice)?;
     let mut report = report(&all, &series::versions(lab));

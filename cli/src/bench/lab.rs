@@ -20,7 +20,7 @@ use crate::run::{self, RunSpec};
 use crate::subject::bare::{self, BareSpec};
 use crate::subject::kvm::{KvmGuest, KvmHost, KvmKernel, Thp};
 use crate::subject::workload::{Devices, Services};
-use crate::vm::file::{Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
 use crate::vm::root::Roots;
 use abi::bundle::ConsoleMode;
 use abi::record::EndReason;
@@ -346,7 +346,10 @@ impl Lab {
                     ..VmFile::default()
                 };
                 let boot = match nesting {
-                    Nesting::None | Nesting::Itself => vm(kernel, initrd, append),
+                    Nesting::None => vm(kernel, initrd, append),
+                    Nesting::Itself(l2) => {
+                        VmFile { l2: Some(l2), balloon: Some(Balloon::Is(true)), ..vm(kernel, initrd, append) }
+                    }
                     Nesting::UnderKvm(host, l2) => {
                         let vcpus = processors.vcpus;
                         let guest = KvmGuest { kernel, initrd, append, memory, vcpus, disk: None, net: None };

@@ -8,7 +8,7 @@
 use super::INSTRUCTIONS_PER_TICK;
 use super::lab::{Lab, Nesting};
 use super::report::{Block, Chart, ChartKind, Report};
-use super::series::{self, Plan, Point, Series, cell};
+use super::series::{self, MEMORY, Plan, Point, Series, cell};
 use super::subject::Choice;
 use super::table::Table;
 use serde_json::json;
@@ -45,6 +45,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         svadu: false,
         has_kvm: false,
         nesting: Nesting::None,
+        memory: MEMORY,
     };
     Ok(report(&series::measure(&plan, lab, choice)?, &series::versions(lab)))
 }

@@ -81,8 +81,8 @@ pub enum Nesting {
     /// None.
     #[default]
     None,
-    /// The guest itself.
-    Itself,
+    /// The guest itself, with a balloon, and these tables of Gnomon's for its guests.
+    Itself(L2Tables),
     /// KVM, which runs the guest in a VM of its own, on these tables of Gnomon's.
     UnderKvm(KvmKernel, L2Tables),
     /// Gnomon, which runs the guest by a G-stage.

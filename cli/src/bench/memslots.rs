@@ -6,10 +6,11 @@
 use super::lab::{Lab, Nesting};
 use super::linux::number;
 use super::report::{Block, Report};
-use super::series::{self, Plan, Point, Series};
+use super::series::{self, MEMORY, Plan, Point, Series};
 use super::subject::{Choice, Subject};
 use super::table::Table;
 use crate::subject::workload::Scale;
+use abi::bundle::L2Tables;
 use serde_json::json;
 
 /// The kinds of work that are measured, and their names.
@@ -44,8 +45,17 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let of = |kind: &str| sizes.iter().map(move |n| format!("{kind} {} {n}", LEAST.max(*n))).collect::<Vec<_>>();
     let calls = CALLS.iter().map(|kind| format!("{kind} {LEAST} 1"));
     let points = KINDS.iter().flat_map(|(kind, _)| of(kind)).chain(calls).collect();
-    let nesting = Nesting::Itself;
-    let plan = Plan { name: "memslots", guest: "l1", points, baseline: None, svadu: false, has_kvm: false, nesting };
+    let nesting = Nesting::Itself(L2Tables::Nested);
+    let plan = Plan {
+        name: "memslots",
+        guest: "l1",
+        points,
+        baseline: None,
+        svadu: false,
+        has_kvm: false,
+        nesting,
+        memory: MEMORY,
+    };
     Ok(report(&series::measure(&plan, lab, choice)?, sizes, &series::versions(lab)))
 }
 

@@ -1,17 +1,20 @@
-//! Nested virtualization: traps and instructions of Gnomon for an exit of L2, the guest of a guest; and Linux as L2.
+//! Nested virtualization: traps and instructions of Gnomon for an exit of L2, the guest of a guest; pages that it takes from L1; and Linux as L2.
 //!
 //! In the first part a hypervisor of ours makes the accesses to CSRs that KVM makes, in its order; the meter counts between markers. Traps are
 //! those of L1 to Gnomon; the exit of L2 itself is not counted.
 
 mod linux;
+mod taking;
 
 use self::linux::Linux;
+use self::taking::Taking;
 use super::lab::{Lab, Nesting};
 use super::linux::number;
 use super::report::{Block, Report};
-use super::series::{self, Plan, Point, Series};
+use super::series::{self, MEMORY, Plan, Point, Series};
 use super::subject::{Choice, Subject};
 use super::table::Table;
+use abi::bundle::L2Tables;
 use serde_json::json;
 
 /// Exits of L2 that are measured.
@@ -36,12 +39,22 @@ const KNOWN: &str = "known";
 /// If something is missing. What goes wrong with a subject stands in the report.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = KINDS.iter().map(|(kind, ..)| format!("{kind} {COUNT} 1")).collect();
-    let nesting = Nesting::Itself;
-    let plan = Plan { name: "nested", guest: "l1", points, baseline: None, svadu: false, has_kvm: false, nesting };
+    let nesting = Nesting::Itself(L2Tables::Nested);
+    let plan = Plan {
+        name: "nested",
+        guest: "l1",
+        points,
+        baseline: None,
+        svadu: false,
+        has_kvm: false,
+        nesting,
+        memory: MEMORY,
+    };
     let exits = series::measure(&plan, lab, choice)?;
+    let taking = Taking::measure(lab, choice)?;
     let linux = Linux::measure(lab, choice)?;
     let cores: Vec<_> = lab.cores().collect();
-    Ok(report(&exits, &linux, &cores, &series::versions(lab)))
+    Ok(report(&exits, (&taking, &linux), &cores, &series::versions(lab)))
 }
 
 /// Traps and instructions of Gnomon for each exit of L2 or fault.
@@ -53,7 +66,7 @@ fn each(subject: Subject, point: &Point) -> Option<(f64, f64)> {
     (count > 0).then(|| (each(exits), each(counts.host_instructions(subject))))
 }
 
-fn report(exits: &[Series], linux: &Linux, cores: &[&str], versions: &str) -> Report {
+fn report(exits: &[Series], (taking, linux): (&Taking, &Linux), cores: &[&str], versions: &str) -> Report {
     let mut blocks = Vec::new();
     for series in exits {
         let mut table = Table::new(["L2's", "exits", "traps of L1", "at most", "Xvisor", "instructions", "/ exit"]);
@@ -73,6 +86,7 @@ fn report(exits: &[Series], linux: &Linux, cores: &[&str], versions: &str) -> Re
         }
         blocks.push(Block::Table(series.subject.to_string(), table));
     }
+    blocks.extend(taking.blocks());
     blocks.extend(linux.blocks(cores));
     let exits_json = |series: &Series| {
         let of = |(at, (kind, ..)): (usize, &(&str, &str, Option<f64>, &str))| {
@@ -86,7 +100,8 @@ fn report(exits: &[Series], linux: &Linux, cores: &[&str], versions: &str) -> Re
         title: "exits of L2, the guest of a guest: traps of L1's for each, and instructions of Gnomon".into(),
         lead: vec![
             "Exits: all that come to Gnomon but by its own timer. Traps of L1: without the exit of L2 itself. Instructions: Gnomon's.".into(),
-            "Second faults: faults of L2 that L1 has answered already.".into(),
+            "Pages taken from L1: instructions of Gnomon for each. Second faults: faults of L2 that L1 has answered already.".into(),
+            "First stores: all instructions of the machine; native is the bare machine.".into(),
             versions.into(),
         ],
         blocks,
@@ -95,8 +110,9 @@ fn report(exits: &[Series], linux: &Linux, cores: &[&str], versions: &str) -> Re
             "experiment": "nested",
             "versions": versions,
             "series": exits.iter().map(exits_json).collect::<Vec<_>>(),
+            "taking": taking.json(),
             "linux": linux.json(),
         }),
-        failures: series::failures(exits).into_iter().chain(linux.failures()).collect(),
+        failures: series::failures(exits).into_iter().chain(taking.failures()).chain(linux.failures()).collect(),
     }
 }

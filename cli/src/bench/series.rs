@@ -16,8 +16,8 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// RAM of the VM: the guests need some ten MiB.
-const MEMORY: Size = Size(64 << 20);
+/// RAM of the VM for most guests: they need some ten MiB.
+pub const MEMORY: Size = Size(64 << 20);
 
 /// The runs of a series.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,6 +36,8 @@ pub struct Plan {
     pub has_kvm: bool,
     /// The hypervisor in the guest. With one, mode `two-stage` alone can take part.
     pub nesting: Nesting,
+    /// RAM of the VM.
+    pub memory: Size,
 }
 
 /// The result of one run.
@@ -135,7 +137,7 @@ pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Se
 fn points(plan: &Plan, lab: &Lab, guest: &std::path::Path, subject: Subject) -> miette::Result<Vec<Point>> {
     let run = |append: &str| -> miette::Result<Point> {
         let (kernel, append) = (guest.to_owned(), append.to_owned());
-        let (memory, svadu) = (MEMORY, plan.svadu);
+        let (memory, svadu) = (plan.memory, plan.svadu);
         let run = lab.run(
             subject,
             &Load {

@@ -1,6 +1,7 @@
 //! A hypervisor, whose own guest (L2) makes exits of one kind: what the benchmarks `nested` and `memslots` measure between markers.
 //!
-//! Boot arguments: `KIND COUNT REGIONS`. L2 makes COUNT exits, or maps and unmaps that many pages, each of another of REGIONS regions. KIND:
+//! Boot arguments: `KIND COUNT REGIONS`. L2 makes COUNT exits, or maps and unmaps that many pages, each of another of REGIONS regions. For the
+//! last kinds, REGIONS is the size of L2's memory in MiB. KIND:
 //!
 //! | kind | between the markers |
 //! |---|---|
@@ -12,6 +13,9 @@
 //! | `map` | pages of regions are mapped, each at L2's fault |
 //! | `unmap` | pages of regions are unmapped, each with a fence of its address |
 //! | `chunks` | the same with a fence for each 32 regions |
+//! | `taken` | L1's balloon takes pages by one list, each of which three pages of L2's map |
+//! | `spare` | the same of pages that L2 does not map |
+//! | `taken-alone`, `spare-alone` | the same with a report of each page |
 //!
 //! A kind with `-nacl` does it by the SBI extension NACL.
 #![no_std]
@@ -19,10 +23,13 @@
 #![expect(unsafe_code, reason = "hypervisor CSRs")]
 
 use core::sync::atomic::Ordering::Relaxed;
+use guests::access::poke;
+use guests::balloon::{Driver, INFLATE, REPORT};
 use guests::hypervisor::nacl::{Shared, call, enter};
 use guests::hypervisor::stage::{ALL, CODE, Stage};
 use guests::paging::{Page, leaf, page, pointer};
 use guests::user::User;
+use guests::virtio::{WRITE, describe, get16};
 use guests::{Check, board, code, console, ensure, ensure_eq, fail, ram, region, run};
 use metal::{csr, fence};
 use rv::csr::hstatus;
@@ -44,6 +51,11 @@ const TABLES: usize = (MOST_REGIONS / REGIONS_OF_TABLE) as usize;
 /// Regions that one fence is for.
 const CHUNK: u64 = 32;
 const VMID: u64 = 9;
+/// L2's memory, of a GiB at most, and its pages that map a page that is taken.
+const MEMORY: u64 = CODE + (2 << 30);
+const ALIASES: u64 = CODE + (3 << 30);
+const MOST_MIB: u64 = 1024;
+const MEGA: u64 = 2 << 20;
 const HSTATUS: u64 = hstatus::SPV | hstatus::SPVP;
 
 code! {
@@ -76,6 +88,10 @@ fn main() {
             "known" => l1.faults(count, true)?,
             "missing" => l1.faults(count, false)?,
             "map" | "unmap" | "chunks" => l1.regions(kind, count, regions)?,
+            "taken" => l1.takes(count, regions, (3, false))?,
+            "spare" => l1.takes(count, regions, (0, false))?,
+            "taken-alone" => l1.takes(count, regions, (3, true))?,
+            "spare-alone" => l1.takes(count, regions, (0, true))?,
             _ => fail!("{kind} is no kind"),
         }
         console::figure("count", count);
@@ -355,6 +371,83 @@ impl L1 {
             if is_unmap {
                 region::end(0);
             }
+        }
+        Ok(())
+    }
+
+    /// Lets L2 store to each page of a range that the G-stage table maps.
+    fn store_to(&mut self, from: u64, pages: u64) -> Check {
+        self.user.pc = CODE;
+        (self.user.x[11], self.user.x[12], self.user.x[13]) = (from, 4096, pages);
+        let trap = self.enter();
+        ensure_eq!(trap.0, ECALL, "the cause of L2's exit, at {:#x}", trap.1);
+        Ok(())
+    }
+
+    /// Takes pages of L1's, of each of which so many of L2's pages are a mapping: by one list for the balloon, or by a report of each page.
+    /// L2 has mapped and stored to `mib` MiB besides.
+    fn takes(&mut self, count: u64, mib: u64, (aliases, is_alone): (u64, bool)) -> Check {
+        /// Pages of 2 MiB.
+        const PAGES: u64 = 512;
+        const NOT_WANTED: u64 = 1;
+        ensure!(count <= PAGES / 2 && mib <= MOST_MIB, "{count} pages, {mib} MiB");
+        self.code.fill(stores());
+        // Adjacent, so that no piece of 2 MiB is left out between them. Each maps 2 MiB of L2's.
+        let mut tables = ram::pages((mib / 2 + aliases) as usize + 2).iter();
+        let mut map = |at: u64, middle: &Page, to: u64| {
+            let table = tables.next().expect("a table for each");
+            middle.0[(at >> 21 & 511) as usize].store(pointer(table.address()), Relaxed);
+            (0..PAGES).for_each(|n| table.0[n as usize].store(leaf(to + 4096 * n, ALL), Relaxed));
+        };
+        let middles = [MEMORY, ALIASES].map(|at| {
+            let middle = page();
+            self.stage.link(at, middle);
+            middle
+        });
+        let (mut balloon, list) = (Driver::start()?, page());
+        let block = ram::pages(PAGES as usize);
+        // From the end of free RAM, where nothing else is.
+        let memory = (board().largest_free().1 & !(MEGA - 1)) - (mib << 20);
+        ensure!(block[0].address() + MEGA <= memory, "too little RAM");
+        (0..mib / 2).for_each(|n| map(MEMORY + n * MEGA, middles[0], memory + n * MEGA));
+        (0..aliases).for_each(|n| map(ALIASES + n * MEGA, middles[1], block[0].address()));
+        fence::gvma_all();
+        self.store_to(MEMORY, mib << 8)?;
+        for n in 0..aliases {
+            self.store_to(ALIASES + n * MEGA, PAGES)?;
+        }
+        balloon.rings.iter().for_each(|rings| poke(rings.driver, NOT_WANTED));
+        // No two of them are adjacent, so no two go as one run of frames.
+        let taken = || block.iter().step_by(2).take(count as usize);
+        // The 2 MiB around the pages are split before.
+        let report = |balloon: &mut Driver, page: &Page| {
+            describe(balloon.rings[REPORT as usize].table, 0, (page.address(), 4096), WRITE, 0);
+            balloon.publish(REPORT, 0);
+        };
+        block.iter().skip(1).step_by(2).take(16).for_each(|page| report(&mut balloon, page));
+        for (n, page) in taken().enumerate() {
+            page.0[1].store(1, Relaxed);
+            let (word, number) = (&list.0[n / 2], page.address() >> 12);
+            word.fetch_or(number << (32 * (n % 2)), Relaxed);
+        }
+        region::begin(0);
+        if is_alone {
+            taken().for_each(|page| report(&mut balloon, page));
+        } else {
+            describe(balloon.rings[INFLATE as usize].table, 0, (list.address(), 4 * count), 0, 0);
+            balloon.publish(INFLATE, 0);
+        }
+        region::end(0);
+        for queue in [INFLATE, REPORT] {
+            let (rings, made) = (balloon.rings[queue as usize], balloon.made[queue as usize]);
+            ensure_eq!(get16(rings.device + 2), made, "chains of queue {queue} that are back");
+        }
+        ensure!(taken().all(|page| page.0[1].load(Relaxed) == 0), "a page that is not taken");
+        // L2 finds L1's new pages.
+        for n in 0..aliases {
+            block.iter().for_each(|page| page.0[0].store(1, Relaxed));
+            self.store_to(ALIASES + n * MEGA, PAGES)?;
+            ensure!(block.iter().all(|page| page.0[0].load(Relaxed) == 0), "L2's page is not L1's");
         }
         Ok(())
     }

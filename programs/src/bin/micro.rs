@@ -3,6 +3,7 @@
 //!
 //! - `call`: a system call that does next to nothing (`getppid`);
 //! - `touch`: the first store to a page of new memory, which the kernel has to clear;
+//! - `hold`: the same, and a process keeps the memory until the machine ends, so that nothing later is made of it;
 //! - `refault`: a store to a page that is there, but not mapped any more;
 //! - `fork`: a process is copied, and the copy ends;
 //! - `exec`: a process is copied, and the copy becomes the program `nothing`, which ends;
@@ -25,6 +26,7 @@ fn main(args: Args) -> Result<(), Failure> {
     let went_well = match what {
         "call" => call(count, label)?,
         "touch" => touch(count, label, Pages::Private)?,
+        "hold" => hold(count, label)?,
         "refault" => touch(count, label, Pages::Shared)?,
         "fork" => fork(count, label, || Ok(()))?,
         "exec" => fork(count, label, || process::exec(c"/bin/nothing"))?,
@@ -35,7 +37,7 @@ fn main(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-const USAGE: Failure = Failure::Usage("micro call|touch|refault|fork|exec|pipe COUNT LABEL");
+const USAGE: Failure = Failure::Usage("micro call|touch|hold|refault|fork|exec|pipe COUNT LABEL");
 
 fn call(count: u64, label: u64) -> Result<u64, Failure> {
     let parent = process::parent();
@@ -65,6 +67,13 @@ fn touch(count: u64, label: u64, kind: Pages) -> Result<u64, Failure> {
     }
     linux::end(label);
     Ok(memory.iter().filter(|page| page[0] == first && page[PAGE - 1] == 2).count() as u64)
+}
+
+fn hold(count: u64, label: u64) -> Result<u64, Failure> {
+    let touched = touch(count, label, Pages::Private)?;
+    let never = Pipe::new()?;
+    process::start(|| never.read().map(drop))?;
+    Ok(touched)
 }
 
 fn fork(count: u64, label: u64, child: impl Fn() -> Result<(), Failure>) -> Result<u64, Failure> {

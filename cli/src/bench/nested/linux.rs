@@ -1,4 +1,4 @@
-//! Linux as L2, the guest of a guest: boots of Debian's kernel, and a compiler.
+//! Linux as L2, the guest of a guest: boots of Debian's kernel, the first touch of much memory, and a compiler.
 
 use crate::bench::boot::{Loads, Machine, VARIANTS};
 use crate::bench::counts::Counts;
@@ -10,8 +10,9 @@ use crate::bench::table::Table;
 use crate::bench::{in_parallel, progress};
 use crate::guest::debian::HostKernel;
 use crate::subject::kvm::KvmKernel;
-use crate::subject::workload::{HugePages, Kind, Scale, Workload};
+use crate::subject::workload::{HugePages, Kind, Region, Scale, TOUCH, Workload};
 use abi::bundle::{L2Tables, MmuMode};
+use miette::miette;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -28,8 +29,34 @@ const LEVELS: [(&str, Nesting); 5] = [
 /// Linux on a subject, as L1 and as L2.
 pub(super) struct Linux {
     boots: Vec<(Level, Result<Figures, String>)>,
+    /// The bare machine first.
+    programs: Runs<Programs>,
+}
+
+/// The result of each machine, or why there is none.
+type Runs<T> = Vec<(Level, Result<T, String>)>;
+
+/// The bare machine.
+const BARE: Level = Level(Subject::Native, 0);
+
+/// The most instructions of the first touch of memory in L2, those of the bare machine being 1.
+const TOUCH_AT_MOST: f64 = 3.0;
+
+/// The programs of one boot.
+struct Programs {
+    /// The first touch of memory.
+    touch: Touch,
     /// The compiler's regions, all together.
-    builds: Vec<(Level, Result<Figures, String>)>,
+    build: Figures,
+}
+
+/// The first touch of memory.
+#[derive(Serialize)]
+struct Touch {
+    pages: u64,
+    instructions: u64,
+    /// Exits to Gnomon; on the bare machine, to the firmware.
+    exits: u64,
 }
 
 /// A machine with Linux on it: the subject, and a place in [`LEVELS`].
@@ -58,26 +85,33 @@ impl Linux {
         });
         let levels: Vec<_> = levels.collect();
         let (loads, _) = Loads::provide()?;
-        let workload = Kind::Build.provide(Scale::Quick, HugePages::Never)?;
-        let jobs: Vec<_> = levels.iter().flat_map(|level| [(*level, false), (*level, true)]).collect();
+        let workload = Kind::Nested.provide(Scale::Quick, HugePages::Never)?;
+        let machines = levels.iter().flat_map(|level| [(*level, false), (*level, true)]);
+        let jobs: Vec<_> = std::iter::once((BARE, true)).chain(machines).collect();
         let step = progress("nested", jobs.len());
-        let mut figures = in_parallel(&jobs, |&(level, is_build)| {
-            let figures =
-                if is_build { level.build(lab, &workload, choice) } else { level.boot(lab, &loads, choice.svadu) };
-            step.done(&format!("{}, {}", level.name(), if is_build { "compiler" } else { "boot" }));
-            figures.map_err(|why| why.to_string())
-        })
-        .into_iter();
-        let (mut boots, mut builds) = (Vec::new(), Vec::new());
-        for level in levels {
-            boots.extend(figures.next().map(|boot| (level, boot)));
-            builds.extend(figures.next().map(|build| (level, build)));
+        let runs = in_parallel(&jobs, |&(level, has_programs)| {
+            let run = if has_programs {
+                level.programs(lab, &workload, choice).map(Done::Programs)
+            } else {
+                level.boot(lab, &loads, choice.svadu).map(Done::Boot)
+            };
+            step.done(&format!("{}, {}", level.name(), if has_programs { "programs" } else { "boot" }));
+            run.map_err(|why| why.to_string())
+        });
+        let mut all = Self { boots: Vec::new(), programs: Vec::new() };
+        for ((level, has_programs), run) in jobs.into_iter().zip(runs) {
+            match run {
+                Ok(Done::Boot(figures)) => all.boots.push((level, Ok(figures))),
+                Ok(Done::Programs(programs)) => all.programs.push((level, Ok(programs))),
+                Err(why) if has_programs => all.programs.push((level, Err(why))),
+                Err(why) => all.boots.push((level, Err(why))),
+            }
         }
-        Ok(Self { boots, builds })
+        Ok(all)
     }
 
     pub(super) fn blocks(&self, cores: &[&str]) -> Vec<Block> {
-        let mut blocks = vec![self.boots()];
+        let mut blocks = vec![self.boots(), self.touches()];
         blocks.extend(cores.iter().map(|core| self.builds(core)));
         blocks
     }
@@ -106,15 +140,41 @@ impl Linux {
         Block::Table("Debian's kernel from its entry to the power-off".into(), table)
     }
 
+    /// The quotient of a machine's instructions for the touch and those of the bare machine.
+    fn of_bare(&self, touch: &Touch) -> Option<f64> {
+        let (_, bare) = self.programs.iter().find(|(level, _)| *level == BARE)?;
+        ratio(touch.instructions, bare.as_ref().ok()?.touch.instructions)
+    }
+
+    fn touches(&self) -> Block {
+        let mut table = Table::new(["touch", "instructions", "/ page", "exits/page", "/ native", "at most"]);
+        for (level, programs) in &self.programs {
+            let Ok(Programs { touch, .. }) = programs else {
+                table.row([level.name(), "-".into()]);
+                continue;
+            };
+            table.row([
+                level.name(),
+                touch.instructions.to_string(),
+                number(ratio(touch.instructions, touch.pages), 1),
+                number(ratio(touch.exits, touch.pages), 2),
+                number(self.of_bare(touch), 3),
+                level.touch_at_most().map_or_else(String::new, |most| number(Some(most), 1)),
+            ]);
+        }
+        Block::Table("First stores to 64 MiB of new memory, one for each page of 4 KiB".into(), table)
+    }
+
     fn builds(&self, core: &str) -> Block {
         let mut table = Table::new(["compiler", "instructions", "/ L1", "walks", "refs/walk", "cycles", "/ L1"]);
-        for (level, figures) in &self.builds {
-            let found = figures.as_ref().ok().and_then(|figures| Some((figures, figures.cores.get(core)?)));
+        for (level, programs) in &self.programs {
+            let figures = programs.as_ref().ok().map(|programs| &programs.build);
+            let found = figures.and_then(|figures| Some((figures, figures.cores.get(core)?)));
             let Some((figures, &(cycles, walks, refs))) = found else {
                 table.row([level.name(), "-".into()]);
                 continue;
             };
-            let l1 = level.of_l1(&self.builds);
+            let l1 = level.of_l1(&self.programs).map(|programs| &programs.build);
             let l1_cycles = l1.and_then(|l1| Some(l1.cores.get(core)?.0));
             table.row([
                 level.name(),
@@ -130,31 +190,46 @@ impl Linux {
     }
 
     pub(super) fn failures(&self) -> impl Iterator<Item = String> {
-        let all = [("a boot", &self.boots), ("the compiler", &self.builds)];
-        all.into_iter().flat_map(|(kind, runs)| {
-            runs.iter().filter_map(move |(level, run)| {
-                Some(format!("nested, {kind} on {}: {}", level.name(), run.as_ref().err()?))
-            })
-        })
+        let boots = self.boots.iter().map(|(level, run)| ("a boot", level, run.as_ref().err()));
+        let programs = self.programs.iter().map(|(level, run)| ("the programs", level, run.as_ref().err()));
+        let failure = |(kind, level, why): (_, &Level, Option<&String>)| {
+            Some(format!("nested, {kind} on {}: {}", level.name(), why?))
+        };
+        boots.chain(programs).filter_map(failure)
     }
 
     pub(super) fn json(&self) -> Value {
-        let of = |runs: &[(Level, Result<Figures, String>)]| {
-            let of = |(level, figures): &(Level, Result<Figures, String>)| json!({ "machine": level.name(), "figures": figures });
-            runs.iter().map(of).collect::<Vec<_>>()
+        let boots = self.boots.iter().map(|(level, run)| json!({ "machine": level.name(), "figures": run }));
+        let build = |(level, run): &(Level, Result<Programs, String>)| json!({ "machine": level.name(), "figures": run.as_ref().map(|programs| &programs.build) });
+        let touch = |(level, run): &(Level, Result<Programs, String>)| {
+            let touch = run.as_ref().map(|programs| &programs.touch);
+            json!({
+                "machine": level.name(), "figures": touch,
+                "of_native": touch.ok().and_then(|touch| self.of_bare(touch)), "at_most": level.touch_at_most(),
+            })
         };
-        json!({ "boots": of(&self.boots), "compiler": of(&self.builds) })
+        json!({
+            "boots": boots.collect::<Vec<_>>(),
+            "touch": self.programs.iter().map(touch).collect::<Vec<_>>(),
+            "compiler": self.programs.iter().map(build).collect::<Vec<_>>(),
+        })
     }
 }
 
 impl Level {
     fn name(self) -> String {
-        format!("{}, {}", self.0, LEVELS[self.1].0)
+        if self == BARE { self.0.to_string() } else { format!("{}, {}", self.0, LEVELS[self.1].0) }
+    }
+
+    /// The most instructions of the touch, those of the bare machine being 1.
+    fn touch_at_most(self) -> Option<f64> {
+        (LEVELS[self.1].1 != Nesting::None).then_some(TOUCH_AT_MOST)
     }
 
     /// The figures of the same subject without a hypervisor in its guest.
-    fn of_l1(self, all: &[(Self, Result<Figures, String>)]) -> Option<&Figures> {
-        all.iter().find(|(level, _)| *level == Self(self.0, 0))?.1.as_ref().ok()
+    fn of_l1<T>(self, all: &Runs<T>) -> Option<&T> {
+        let (_, run) = all.iter().find(|(level, _)| *level == Self(self.0, 0) && *level != BARE)?;
+        run.as_ref().ok()
     }
 
     fn boot(self, lab: &Lab, loads: &Loads, svadu: bool) -> miette::Result<Figures> {
@@ -163,7 +238,7 @@ impl Level {
         Ok(Figures { instructions, counters, ..Figures::default() })
     }
 
-    fn build(self, lab: &Lab, workload: &Workload, choice: &Choice) -> miette::Result<Figures> {
+    fn programs(self, lab: &Lab, workload: &Workload, choice: &Choice) -> miette::Result<Programs> {
         let load = Load {
             // Programs of the kernel that guests boot have no `time` as L2 under KVM on such harts.
             kernel: HostKernel::newest()?.image,
@@ -178,14 +253,29 @@ impl Level {
             nesting: LEVELS[self.1].1,
         };
         let run = lab.run(self.0, &load).and_then(|run| complete(run, workload))?;
-        Figures::of(run, workload)
+        let (touch, build): (Vec<_>, Vec<_>) = workload.regions.iter().partition(|region| region.name == TOUCH);
+        let touch = touch.first().ok_or_else(|| miette!("the workload touches no memory"))?;
+        Ok(Programs { touch: Touch::of(self.0, &run, touch)?, build: Figures::of(run, &build)? })
+    }
+}
+
+/// The result of a job.
+enum Done {
+    Boot(Figures),
+    Programs(Programs),
+}
+
+impl Touch {
+    fn of(subject: Subject, run: &Run, region: &Region) -> miette::Result<Self> {
+        let counts: Counts = run.counts(region.label)?;
+        Ok(Self { pages: region.operations, instructions: counts.instructions(), exits: counts.exits(subject) })
     }
 }
 
 impl Figures {
-    fn of(run: Run, workload: &Workload) -> miette::Result<Self> {
+    fn of(run: Run, regions: &[Region]) -> miette::Result<Self> {
         let mut figures = Self::default();
-        for region in &workload.regions {
+        for region in regions {
             let counts: Counts = run.counts(region.label)?;
             figures.instructions += counts.instructions();
             for (name, core) in &counts.cores {

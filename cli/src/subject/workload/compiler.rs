@@ -36,13 +36,33 @@ pub fn source(name: &str) -> String {
     format!("#define STB_{what}_IMPLEMENTATION\n#include \"stb/stb_{name}.h\"\n")
 }
 
+/// Pages of 4 KiB that are touched in [`nested`].
+const TOUCHED: u64 = 64 * MIB / 4096;
+/// The region in which [`nested`] touches them.
+pub const TOUCH: &str = "new page";
+
+/// The same build, after stores to 64 MiB of new memory, one for each page. The memory is not used again, so the build's is new, too.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn nested(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let mut image = Image::new("nested", pages)?;
+    image.own(&["micro"])?;
+    let label = image.region(TOUCH, TOUCHED, "fault");
+    image.line(&format!("micro hold {TOUCHED} {label}"));
+    build_in(image, scale)
+}
+
 /// A build, as Table 2 of *Nested Paging in bhyve* has one: several C files are compiled and assembled, each by
 /// processes of its own, and linked.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
 pub fn build(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
-    let mut image = Image::new("build", pages)?;
+    build_in(Image::new("build", pages)?, scale)
+}
+
+fn build_in(mut image: Image, scale: Scale) -> miette::Result<Workload> {
     add(&mut image)?;
     for tool in ["as", "ld.bfd"] {
         image.debian("binutils-riscv64-linux-gnu", Wanted::Program(&format!("usr/bin/riscv64-linux-gnu-{tool}")))?;

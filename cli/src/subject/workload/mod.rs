@@ -13,6 +13,7 @@ mod image;
 mod kernel;
 mod services;
 
+pub use compiler::TOUCH;
 pub use image::{DONE, Devices, HugePages, Region, Scale, Workload};
 use serde::Deserialize;
 pub use services::{Service, Services};
@@ -33,6 +34,8 @@ pub enum Kind {
     Timed,
     /// Compiler, assembler and linker as many processes.
     Build,
+    /// The same, after the first touch of much memory.
+    Nested,
     /// Requests for a disk.
     Disk,
     /// Bytes over a network.
@@ -52,6 +55,7 @@ impl Kind {
             Self::Switching => kernel::switching(scale, pages),
             Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
+            Self::Nested => compiler::nested(scale, pages),
             Self::Disk => kernel::disk(scale, pages),
             Self::Net => kernel::net(scale, pages),
         }

@@ -3,12 +3,12 @@
 #![no_std]
 #![no_main]
 
-mod driver;
-
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use driver::{DEFLATE, Driver, INDIRECT, INFLATE, LIVE, NEEDS_RESET, NEXT, REPORT, SIZE, STATUS, WRITE};
-use driver::{describe, get, get16, put16, set};
 use guests::access::{self, in32, peek, poke};
+use guests::balloon::{
+    self as driver, DEFLATE, Driver, INDIRECT, INFLATE, LIVE, NEEDS_RESET, NEXT, REPORT, SIZE, STATUS, WRITE,
+};
+use guests::balloon::{describe, get, get16, put16, set};
 use guests::paging::{self, Page, RW, Space, TEST_VA};
 use guests::random::Random;
 use guests::{Check, board, ensure, ensure_eq, hart, ram, run};
