@@ -128,7 +128,7 @@ impl Budget {
     /// To take a parked entry out of its list.
     pub(super) const UNPARK: u32 = 10;
     /// To compose an entry with that of the stage below.
-    pub(super) const COMPOSE: u32 = 36;
+    pub(super) const COMPOSE: u32 = 49;
     /// To walk the table of the stage below for that.
     pub(super) const WALK: u32 = 75;
     /// To look whether a table's first entry is as it was.
