@@ -26,6 +26,8 @@ pub enum Sabotage {
     KeepsNear,
     /// A fence of the stage below is taken for one of the tables above: what their entries were made of has not changed.
     ForgetsChanges,
+    /// A fence of the stage below by address leaves leaves to the frame where the page was.
+    LeavesFrames,
     /// Another stage below is taken for the one of before.
     ForgetsNewStages,
     /// A page is linked without being brought up to date.

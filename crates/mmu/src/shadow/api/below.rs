@@ -4,7 +4,7 @@ use crate::shadow::lower::{Below, Stage};
 use crate::shadow::{GuestFence, Host, Lower, Paging, Root, Sabotage, Shadow, Shadowed, Views};
 use crate::walk::AdPolicy;
 use lane::FenceLog;
-use rv::{Addr, Fence, Gpa, L2Gpa, PhysMem};
+use rv::{Addr, Fence, Gpa, L2Gpa, Pfn, PhysMem};
 
 /// Sets the stage below of the engine's next operations, as the vCPU that they are for has it; and the setter of A and D in the tables above.
 pub fn go_by<S: Shadowed<Lower = Stage>>(engine: &mut Shadow<S>, stage: Paging, vs_ad: AdPolicy) {
@@ -46,6 +46,12 @@ pub fn fence_below<S: Shadowed<Lower = Stage>, M: PhysMem, H: Fence<Gpa>>(
     if is_about_others || tables.rules.is_sabotaged(Sabotage::ForgetsBelow) {
         return false;
     }
+    if let Some(pages) = pages.pages()
+        && ends_by_frames(engine, pages.map(Addr::pfn), host)
+    {
+        return true;
+    }
+    let tables = &engine.filler.syncer.cache.tables;
     if !tables.rules.is_sabotaged(Sabotage::ForgetsChanges) {
         engine.cache().tables.lower.change();
     }
@@ -55,4 +61,25 @@ pub fn fence_below<S: Shadowed<Lower = Stage>, M: PhysMem, H: Fence<Gpa>>(
         engine.cache().conclude(host);
     }
     true
+}
+
+/// Ends what was made by the stage's entries for these pages, if it is known where they were and no table of L2's was there: that is found by the
+/// frame. Returns whether that was all.
+fn ends_by_frames<S: Shadowed<Lower = Stage>, M: PhysMem, H: Fence<Gpa>>(
+    engine: &mut Shadow<S>,
+    mut pages: impl Iterator<Item = Pfn<L2Gpa>>,
+    host: &mut Host<'_, M, H>,
+) -> bool {
+    let cache = engine.cache();
+    let is_all = pages.all(|page| {
+        let (lower, context) = (&cache.tables.lower, cache.tables.index.context);
+        if !lower.has_used(page, context) {
+            return true;
+        }
+        let frame = lower.frame_used(page, context).filter(|frame| !cache.is_shadowed(*frame, host.mem));
+        let leaves = cache.tables.rules.is_sabotaged(Sabotage::LeavesFrames);
+        frame.is_some_and(|frame| leaves || cache.forget_ahead(frame, host))
+    });
+    cache.conclude(host);
+    is_all
 }

@@ -192,11 +192,11 @@ impl<S: Shadowed> Filler<S> {
 
     /// Notes that a root was made by what the stage below says of its table.
     #[inline(always)]
-    pub fn note_root(&mut self, paging: Paging) {
+    pub fn note_root(&mut self, paging: Paging, table: Pfn<Gpa>) {
         let tables = self.tables();
         let context = tables.index.context;
         if let (Some(stage), Paging::Tables { root, .. }) = (tables.lower.stage(), paging) {
-            stage.note(Pfn::new(root.raw()), context);
+            stage.note(Pfn::new(root.raw()), context, table);
         }
     }
 

@@ -83,7 +83,7 @@ impl<S: Shadowed> Filler<S> {
             Some(id) => id,
             None => self.make_root(keys, host)?,
         };
-        self.note_root(paging);
+        self.note_root(paging, self.page(id).key.gfn);
         let page = self.page(id);
         let is_table = page.key.role == Role::Table;
         // The lane looks into the header of a steered root.

@@ -257,8 +257,13 @@ impl Stage {
     }
 
     /// Notes that something is about to be made by what the stage says of a page.
-    pub(super) fn note(&mut self, page: Pfn<L2Gpa>, context: u32) {
-        self.used.note(page, Level::PAGE, context);
+    pub(super) fn note(&mut self, page: Pfn<L2Gpa>, context: u32, frame: Pfn<Gpa>) {
+        self.used.note((page, frame), Level::PAGE, context);
+    }
+
+    /// Returns the frame where all uses have found the page, if that is known and one.
+    pub(super) fn frame_used(&self, page: Pfn<L2Gpa>, context: u32) -> Option<Pfn<Gpa>> {
+        self.used.frame(page, context)
     }
 
     /// Returns whether something may have been made by the stage's entry for the page.
@@ -284,8 +289,8 @@ impl Stage {
         };
         let Some((level, Entry::Leaf(leaf))) = found else { return Ok(None) };
         let mapped = Mapped::of(leaf, level, page);
-        if mapped.is_some() {
-            self.used.note(page, level, context);
+        if let Some(mapped) = mapped {
+            self.used.note((page, mapped.gfn), level, context);
         }
         Ok(mapped)
     }

@@ -1,23 +1,47 @@
 //! The pages of L2's that stages below have been used for.
 
 use alloc::vec::Vec;
-use rv::{L2Gpa, Level, Pfn};
+use rv::{Gpa, L2Gpa, Level, Pfn};
 
 /// The pages that stages have been used for, of all contexts: some of what was made of their entries may be there still. A set of
 /// bounded size: where it has no room, it contains everything.
 #[derive(Debug)]
 pub struct Used {
     chunks: Vec<Chunk>,
+    /// Chunks of which it is noted where their pages were.
+    noted: usize,
     /// Pages are missing in it.
     is_all: bool,
 }
 
 /// Pages of 2 MiB: the number of those with the context above it, 0 for none; and a bit for each page.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Chunk {
     tag: u64,
     pages: [u64; 8],
+    /// For each page [`UNUSED`], the number of the frame where each use found it, or [`VARIOUS`]. Empty: it is not noted.
+    frames: Vec<u32>,
 }
+
+const UNUSED: u32 = u32::MAX;
+const VARIOUS: u32 = u32::MAX - 1;
+/// Chunks of which it is noted: 2 KiB of the heap each.
+const MOST_NOTED: usize = 256;
+
+impl Chunk {
+    const NONE: Self = Self { tag: 0, pages: [0; 8], frames: Vec::new() };
+
+    /// Notes where a page is.
+    fn find(&mut self, index: usize, frame: Pfn<Gpa>) {
+        let frame = u32::try_from(frame.raw()).unwrap_or(VARIOUS).min(VARIOUS);
+        if let Some(known) = self.frames.get_mut(index) {
+            *known = if *known == UNUSED || *known == frame { frame } else { VARIOUS };
+        }
+    }
+}
+
+/// Pages of a chunk.
+const CHUNK: usize = Level::MEGA.pages() as usize;
 
 impl Used {
     /// Places that a chunk may be at, from the first one on.
@@ -30,8 +54,8 @@ impl Used {
         let places = (2 * ram_pages / Level::MEGA.pages()).next_power_of_two().max(64) as usize;
         let mut chunks = Vec::new();
         chunks.try_reserve_exact(places).ok()?;
-        chunks.resize(places, Chunk { tag: 0, pages: [0; 8] });
-        Some(Self { chunks, is_all: false })
+        chunks.resize(places, Chunk::NONE);
+        Some(Self { chunks, noted: 0, is_all: false })
     }
 
     /// Returns the tag of the chunk that the page is in.
@@ -46,8 +70,8 @@ impl Used {
         (0..Self::NEAR).map(move |n| (first as usize).wrapping_add(n) & mask)
     }
 
-    /// Notes that an entry of that level maps the page, and that something may be made of it.
-    pub fn note(&mut self, page: Pfn<L2Gpa>, level: Level, context: u32) {
+    /// Notes that an entry of that level maps the page to the frame, and that something may be made of it.
+    pub fn note(&mut self, (page, frame): (Pfn<L2Gpa>, Pfn<Gpa>), level: Level, context: u32) {
         if level > Level::MEGA {
             self.is_all = true;
         }
@@ -60,21 +84,41 @@ impl Used {
             self.is_all = true;
             return;
         };
-        chunk.tag = tag;
         let index = page.raw() % Level::MEGA.pages();
+        if chunk.tag == 0 && self.noted < MOST_NOTED && chunk.frames.try_reserve_exact(CHUNK).is_ok() {
+            self.noted += 1;
+            chunk.frames.resize(CHUNK, UNUSED);
+        }
+        chunk.tag = tag;
         match level {
             // A fence may name any address of the superpage.
-            Level::MEGA => chunk.pages = [u64::MAX; 8],
-            _ => chunk.pages[(index / 64) as usize] |= 1 << (index % 64),
+            Level::MEGA => {
+                chunk.pages = [u64::MAX; 8];
+                chunk.frames.fill(VARIOUS);
+            }
+            _ => {
+                chunk.pages[(index / 64) as usize] |= 1 << (index % 64);
+                chunk.find(index as usize, frame);
+            }
         }
+    }
+
+    fn chunk(&self, page: Pfn<L2Gpa>, context: u32) -> Option<&Chunk> {
+        let tag = Self::tag(page, context);
+        self.places(tag).map(|at| &self.chunks[at]).find(|chunk| chunk.tag == tag)
     }
 
     /// Returns whether something may have been made by the stage's entry for the page.
     pub fn contains(&self, page: Pfn<L2Gpa>, context: u32) -> bool {
-        let tag = Self::tag(page, context);
         let index = page.raw() % Level::MEGA.pages();
-        let mut places = self.places(tag).map(|at| &self.chunks[at]);
         let has = |chunk: &Chunk| chunk.pages[(index / 64) as usize] >> (index % 64) & 1 == 1;
-        self.is_all || places.find(|chunk| chunk.tag == tag).is_some_and(has)
+        self.is_all || self.chunk(page, context).is_some_and(has)
+    }
+
+    /// Returns the frame where all uses have found the page, if that is known and one. All that was made by the entry for the page leads there.
+    pub fn frame(&self, page: Pfn<L2Gpa>, context: u32) -> Option<Pfn<Gpa>> {
+        let index = page.raw() % Level::MEGA.pages();
+        let known = *self.chunk(page, context).filter(|_| !self.is_all)?.frames.get(index as usize)?;
+        (known < VARIOUS).then(|| Pfn::new(known.into()))
     }
 }
