@@ -41,7 +41,7 @@ const TOUCHED: u64 = 64 * MIB / 4096;
 /// The region in which [`nested`] touches them.
 pub const TOUCH: &str = "new page";
 
-/// The same build, after stores to 64 MiB of new memory, one for each page. The memory is not used again, so the build's is new, too.
+/// A build like [`build`], after stores to 64 MiB of new memory, one for each page. The memory is not used again, so the build has new memory.
 ///
 /// # Errors
 /// If a package or a program cannot be had.
