@@ -1,9 +1,10 @@
-//! `micro WHAT COUNT LABEL`: does one thing that involves the kernel COUNT times, within the meter's region
+//! `micro WHAT COUNT LABEL [BEFORE]`: does one thing that involves the kernel COUNT times, within the meter's region
 //! LABEL. Prints how often that went well. WHAT is
 //!
 //! - `call`: a system call that does next to nothing (`getppid`);
 //! - `touch`: the first store to a page of new memory, which the kernel has to clear;
-//! - `hold`: the same, and a process keeps the memory until the machine ends, so that nothing later is made of it;
+//! - `hold`: the same, after BEFORE other pages. A process keeps all of them until the machine ends, so nothing later is made of them. Those before
+//!   take what the kernel had in use for a time, such as the initramfs's archive: a hypervisor has that memory already;
 //! - `refault`: a store to a page that is there, but not mapped any more;
 //! - `fork`: a process is copied, and the copy ends;
 //! - `exec`: a process is copied, and the copy becomes the program `nothing`, which ends;
@@ -26,7 +27,7 @@ fn main(args: Args) -> Result<(), Failure> {
     let went_well = match what {
         "call" => call(count, label)?,
         "touch" => touch(count, label, Pages::Private)?,
-        "hold" => hold(count, label)?,
+        "hold" => hold(count, label, args.number(4).ok_or(USAGE)?)?,
         "refault" => touch(count, label, Pages::Shared)?,
         "fork" => fork(count, label, || Ok(()))?,
         "exec" => fork(count, label, || process::exec(c"/bin/nothing"))?,
@@ -37,7 +38,7 @@ fn main(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-const USAGE: Failure = Failure::Usage("micro call|touch|hold|refault|fork|exec|pipe COUNT LABEL");
+const USAGE: Failure = Failure::Usage("micro call|touch|hold|refault|fork|exec|pipe COUNT LABEL [BEFORE]");
 
 fn call(count: u64, label: u64) -> Result<u64, Failure> {
     let parent = process::parent();
@@ -69,7 +70,8 @@ fn touch(count: u64, label: u64, kind: Pages) -> Result<u64, Failure> {
     Ok(memory.iter().filter(|page| page[0] == first && page[PAGE - 1] == 2).count() as u64)
 }
 
-fn hold(count: u64, label: u64) -> Result<u64, Failure> {
+fn hold(count: u64, label: u64, before: u64) -> Result<u64, Failure> {
+    linux::pages(before as usize, Pages::Private)?.iter_mut().for_each(|page| page[0] = 1);
     let touched = touch(count, label, Pages::Private)?;
     let never = Pipe::new()?;
     process::start(|| never.read().map(drop))?;

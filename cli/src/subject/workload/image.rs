@@ -179,6 +179,11 @@ impl Image {
         self.files.push((path.into(), content.into_bytes()));
     }
 
+    /// Returns the size of all files so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.files.iter().map(|(_, content)| content.len() as u64).sum()
+    }
+
     /// Adds a line to the script.
     pub(super) fn line(&mut self, line: &str) {
         self.script.push_str(line);

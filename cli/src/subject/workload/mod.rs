@@ -34,7 +34,7 @@ pub enum Kind {
     Timed,
     /// Compiler, assembler and linker as many processes.
     Build,
-    /// The same, after the first touch of much memory.
+    /// A build after the first touch of much memory.
     Nested,
     /// Requests for a disk.
     Disk,
