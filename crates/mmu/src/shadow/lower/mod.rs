@@ -50,7 +50,7 @@ pub trait Lower: Sized + Send + Sync {
     /// Returns the number of times so far that it may have changed for entries that were made by it.
     fn changes(&self) -> u64;
 
-    /// It may have changed.
+    /// Notes that it may have changed.
     fn change(&mut self);
 }
 

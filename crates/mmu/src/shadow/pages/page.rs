@@ -236,7 +236,7 @@ impl Own {
         self.known[part]
     }
 
-    /// It is not known of an entry any more.
+    /// Notes that it is not known of an entry any more.
     pub const fn forget(&mut self, index: usize) {
         self.known[index / 64] &= !(1 << (index % 64));
     }
