@@ -13,6 +13,7 @@ mod load;
 mod probed;
 mod serve;
 mod tags;
+mod unplain;
 mod worlds;
 
 use crate::drivers::PlicContext;
@@ -44,9 +45,9 @@ use interrupts::HostDevices;
 pub use interrupts::{Interrupts, MOST_DEVICES};
 use metal::ram::Ram;
 use metal::{fence, world};
-use probed::Unplain;
 use rv::Mode;
 use tags::{Tags, View};
+use unplain::Unplain;
 
 /// The means to reach another hart.
 #[derive(Clone, Copy, Debug)]

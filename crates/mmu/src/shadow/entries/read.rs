@@ -101,20 +101,6 @@ impl<S: Shadowed> Tables<S> {
         page.origin.guest.map_or(live, |frame| host.mem.differing((frame, mirror), part, live))
     }
 
-    /// Of 64 live entries of a shadow page whose stage below is what it was, those that may be out of step with the guest's: a bit for each.
-    pub fn behind_own<M: PhysMem, H>(&self, id: Id, part: usize, host: &mut Host<'_, M, H>) -> u64 {
-        let page = self.index.page(id);
-        let live = page.marks.live_in(part);
-        if page.key.role != Role::Table {
-            // What is in pieces has no other origin.
-            return 0;
-        }
-        let (Some(guest), Some(own)) = (page.origin.guest, &page.body.own) else { return live };
-        let known = live & page.origin.own.known_in(part);
-        host.budget.spend(8 + known.count_ones());
-        live & !known | host.mem.differing((guest, own.first()), part, known)
-    }
-
     /// [`super::index::Index::table_below`], at once where that can be.
     #[inline(always)]
     pub fn table_below(&self, at: At, mem: &impl PhysMem) -> Option<Id> {

@@ -1,6 +1,6 @@
 //! Comparisons of an engine that has a stage below its tables ([`crate::shadow::lower`]): with what the entries of both compose.
 
-use crate::shadow::pages::{Id, Mappings, PARTS, Role, indices};
+use crate::shadow::pages::{Id, Mappings, PARTS, Page, Role, indices};
 use crate::shadow::sync::Syncer;
 use crate::shadow::{Budget, Host, Lower, Shadowed};
 use rv::{Fence, Gpa, Level, PhysMem};
@@ -28,7 +28,7 @@ impl<S: Shadowed> Syncer<S> {
         for part in 0..PARTS {
             let page = self.page(id);
             let (live, leads) = (page.marks.live_in(part), page.key.level > Level::PAGE);
-            let behind = if is_as_before && live != 0 { self.cache.tables.behind_own(id, part, host) } else { live };
+            let behind = if is_as_before && live != 0 { behind_own(self.page(id), part, host) } else { live };
             for index in indices(part, if leads { live } else { behind }) {
                 if host.budget.is_spent() {
                     return Err(index);
@@ -54,4 +54,17 @@ impl<S: Shadowed> Syncer<S> {
         self.page_mut(id).compared.set(mappings, stamp);
         Ok(())
     }
+}
+
+/// Of 64 live entries of a page whose stage below is what it was, those that may be out of step with the guest's: a bit for each.
+fn behind_own<M: PhysMem, H>(page: &Page, part: usize, host: &mut Host<'_, M, H>) -> u64 {
+    let live = page.marks.live_in(part);
+    if page.key.role != Role::Table {
+        // What is in pieces has no other origin.
+        return 0;
+    }
+    let (Some(guest), Some(own)) = (page.origin.guest, &page.body.own) else { return live };
+    let known = live & page.origin.own.known_in(part);
+    host.budget.spend(8 + known.count_ones());
+    live & !known | host.mem.differing((guest, own.first()), part, known)
 }

@@ -246,8 +246,8 @@ impl<S: Shadowed> Syncer<S> {
         let level = page.key.level;
         let known = page.mirror(at.1, host.mem);
         if guests.is_some() && guests == known {
-            if S::COMPOSES {
-                self.note_own(at, own, host);
+            if let Some(own) = own.filter(|_| S::COMPOSES) {
+                self.page_mut(at.0).note_own(at.1, own, host.mem);
             }
             return;
         }
@@ -267,17 +267,11 @@ impl<S: Shadowed> Syncer<S> {
             && let Some(debt) = self.cache.tables.set_leaf(at, (ours, new), pte, host.mem)
         {
             self.cache.tables.owe(debt, host);
-            if S::COMPOSES {
-                self.note_own(at, own, host);
+            if let Some(own) = own.filter(|_| S::COMPOSES) {
+                self.page_mut(at.0).note_own(at.1, own, host.mem);
             }
             return;
         }
         self.cache.tables.drop_entry(at, host);
-    }
-
-    fn note_own<M: PhysMem, H>(&mut self, (id, index): At, own: Option<Pte>, host: &mut Host<'_, M, H>) {
-        if let Some(own) = own {
-            self.page_mut(id).note_own(index, own, host.mem);
-        }
     }
 }

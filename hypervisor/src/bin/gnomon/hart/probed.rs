@@ -3,37 +3,13 @@
 //! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::Hart;
+use super::unplain::Probed;
 use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
 use hypervisor::measure::probe::Doing;
 use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
-
-/// The facts about an exit that is noted before it is handled.
-struct Probed {
-    /// The hart's idle time so far, in ticks.
-    idle: u64,
-    /// Its time in Gnomon so far, in ticks.
-    host: u64,
-    /// The vCPU whose doing it is, if it is that of one: its VM's number and its own.
-    vcpu: Option<(u64, u32)>,
-    /// The exit, if it is wanted.
-    event: Option<Event>,
-}
-
-/// The facts about exits that are more than handled.
-#[derive(Default)]
-pub(super) struct Unplain {
-    /// Set once an exit has shown that guests do run in their mode.
-    is_proven: bool,
-    /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
-    pub(super) samples: bool,
-    /// Set if L2 runs, and nothing else makes its exits other than plain.
-    pub(super) is_l2s: bool,
-    /// The exit that is being handled, if it is noted.
-    exit: Option<Probed>,
-}
 
 impl Hart {
     /// Begins an exit that is more than handled. Returns whether it is one of L2.
