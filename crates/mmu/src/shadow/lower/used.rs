@@ -8,35 +8,34 @@ use rv::{Gpa, L2Gpa, Level, Pfn};
 #[derive(Debug)]
 pub struct Used {
     chunks: Vec<Chunk>,
-    /// Chunks of which it is noted where their pages were.
-    noted: usize,
+    /// For each page of the chunks of which that is noted [`UNUSED`], the number of the frame where each use found it, or [`VARIOUS`].
+    frames: Vec<u32>,
+    /// The number of those chunks.
+    noted: u32,
     /// Pages are missing in it.
     is_all: bool,
 }
 
 /// Pages of 2 MiB: the number of those with the context above it, 0 for none; and a bit for each page.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Chunk {
     tag: u64,
     pages: [u64; 8],
-    /// For each page [`UNUSED`], the number of the frame where each use found it, or [`VARIOUS`]. Empty: it is not noted.
-    frames: Vec<u32>,
+    /// The number of the chunk in [`Used::frames`], if that is noted of it.
+    noted: Option<u32>,
 }
 
 const UNUSED: u32 = u32::MAX;
 const VARIOUS: u32 = u32::MAX - 1;
-/// Chunks of which it is noted: 2 KiB of the heap each.
+/// Most chunks of which it is noted: 2 KiB of the heap each, at most 1/1024 of the VM's RAM.
 const MOST_NOTED: usize = 256;
 
 impl Chunk {
-    const NONE: Self = Self { tag: 0, pages: [0; 8], frames: Vec::new() };
+    const NONE: Self = Self { tag: 0, pages: [0; 8], noted: None };
 
-    /// Notes where a page is.
-    fn find(&mut self, index: usize, frame: Pfn<Gpa>) {
-        let frame = u32::try_from(frame.raw()).unwrap_or(VARIOUS).min(VARIOUS);
-        if let Some(known) = self.frames.get_mut(index) {
-            *known = if *known == UNUSED || *known == frame { frame } else { VARIOUS };
-        }
+    /// Returns what is noted of its page of that index.
+    fn place(&self, index: u64) -> Option<usize> {
+        Some(self.noted? as usize * CHUNK + index as usize)
     }
 }
 
@@ -55,7 +54,11 @@ impl Used {
         let mut chunks = Vec::new();
         chunks.try_reserve_exact(places).ok()?;
         chunks.resize(places, Chunk::NONE);
-        Some(Self { chunks, noted: 0, is_all: false })
+        let noted = CHUNK * (ram_pages as usize).div_ceil(CHUNK).min(MOST_NOTED);
+        let mut frames = Vec::new();
+        frames.try_reserve_exact(noted).ok()?;
+        frames.resize(noted, UNUSED);
+        Some(Self { chunks, frames, noted: 0, is_all: false })
     }
 
     /// Returns the tag of the chunk that the page is in.
@@ -85,20 +88,23 @@ impl Used {
             return;
         };
         let index = page.raw() % Level::MEGA.pages();
-        if chunk.tag == 0 && self.noted < MOST_NOTED && chunk.frames.try_reserve_exact(CHUNK).is_ok() {
+        if chunk.tag == 0 && (self.noted as usize) < self.frames.len() / CHUNK {
+            chunk.noted = Some(self.noted);
             self.noted += 1;
-            chunk.frames.resize(CHUNK, UNUSED);
         }
         chunk.tag = tag;
         match level {
             // A fence may name any address of the superpage.
             Level::MEGA => {
                 chunk.pages = [u64::MAX; 8];
-                chunk.frames.fill(VARIOUS);
+                chunk.noted = None;
             }
             _ => {
                 chunk.pages[(index / 64) as usize] |= 1 << (index % 64);
-                chunk.find(index as usize, frame);
+                if let Some(known) = chunk.place(index).map(|at| &mut self.frames[at]) {
+                    let frame = u32::try_from(frame.raw()).unwrap_or(VARIOUS).min(VARIOUS);
+                    *known = if *known == UNUSED || *known == frame { frame } else { VARIOUS };
+                }
             }
         }
     }
@@ -118,7 +124,7 @@ impl Used {
     /// Returns the frame where all uses have found the page, if that is known and one. All that was made by the entry for the page leads there.
     pub fn frame(&self, page: Pfn<L2Gpa>, context: u32) -> Option<Pfn<Gpa>> {
         let index = page.raw() % Level::MEGA.pages();
-        let known = *self.chunk(page, context).filter(|_| !self.is_all)?.frames.get(index as usize)?;
+        let known = self.frames[self.chunk(page, context).filter(|_| !self.is_all)?.place(index)?];
         (known < VARIOUS).then(|| Pfn::new(known.into()))
     }
 }
