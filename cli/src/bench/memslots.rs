@@ -3,7 +3,7 @@
 //! A hypervisor of ours maps a page of each region at L2's fault, and unmaps them, with a fence for each page or for each 32. What Gnomon does for
 //! one of 8192 regions must cost what it does for one alone. The meter counts Gnomon's instructions between markers.
 
-use super::lab::{Lab, Nesting};
+use super::lab::Lab;
 use super::linux::number;
 use super::report::{Block, Report};
 use super::series::{self, MEMORY, Plan, Point, Series};
@@ -45,17 +45,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let of = |kind: &str| sizes.iter().map(move |n| format!("{kind} {} {n}", LEAST.max(*n))).collect::<Vec<_>>();
     let calls = CALLS.iter().map(|kind| format!("{kind} {LEAST} 1"));
     let points = KINDS.iter().flat_map(|(kind, _)| of(kind)).chain(calls).collect();
-    let nesting = Nesting::Itself(L2Tables::Nested);
-    let plan = Plan {
-        name: "memslots",
-        guest: "l1",
-        points,
-        baseline: None,
-        svadu: false,
-        has_kvm: false,
-        nesting,
-        memory: MEMORY,
-    };
+    let plan = Plan::of_l1("memslots", points, L2Tables::Nested, MEMORY);
     Ok(report(&series::measure(&plan, lab, choice)?, sizes, &series::versions(lab)))
 }
 

@@ -8,7 +8,7 @@ mod taking;
 
 use self::linux::Linux;
 use self::taking::Taking;
-use super::lab::{Lab, Nesting};
+use super::lab::Lab;
 use super::linux::number;
 use super::report::{Block, Report};
 use super::series::{self, MEMORY, Plan, Point, Series};
@@ -39,17 +39,7 @@ const KNOWN: &str = "known";
 /// If something is missing. What goes wrong with a subject stands in the report.
 pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let points = KINDS.iter().map(|(kind, ..)| format!("{kind} {COUNT} 1")).collect();
-    let nesting = Nesting::Itself(L2Tables::Nested);
-    let plan = Plan {
-        name: "nested",
-        guest: "l1",
-        points,
-        baseline: None,
-        svadu: false,
-        has_kvm: false,
-        nesting,
-        memory: MEMORY,
-    };
+    let plan = Plan::of_l1("nested", points, L2Tables::Nested, MEMORY);
     let exits = series::measure(&plan, lab, choice)?;
     let taking = Taking::measure(lab, choice)?;
     let linux = Linux::measure(lab, choice)?;

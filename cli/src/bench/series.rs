@@ -10,7 +10,7 @@ use super::{in_parallel, progress};
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
-use abi::bundle::MmuMode;
+use abi::bundle::{L2Tables, MmuMode};
 use miette::miette;
 use serde::Serialize;
 use serde_json::Value;
@@ -38,6 +38,15 @@ pub struct Plan {
     pub nesting: Nesting,
     /// RAM of the VM.
     pub memory: Size,
+}
+
+impl Plan {
+    /// The runs of the guest `l1`, a hypervisor, at these points, with a VM of that size.
+    #[must_use]
+    pub fn of_l1(name: &'static str, points: Vec<String>, l2: L2Tables, memory: Size) -> Self {
+        let nesting = Nesting::Itself(l2);
+        Self { name, guest: "l1", points, baseline: None, svadu: false, has_kvm: false, nesting, memory }
+    }
 }
 
 /// The result of one run.

@@ -97,7 +97,7 @@ impl Asked {
 ///
 /// # Errors
 /// [`Lost`] if it says that the server has ended: no packet follows, so it is known of the first of two, and of an answer to
-/// what the device has not sent yet. Or if no such packet was to come.
+/// the message that the device has not sent yet. Also if the packet is shorter than a head, or longer than the place.
 pub fn content(length: usize, room: usize) -> Result<usize, Lost> {
     let content = length.checked_sub(PACKET_HEAD).filter(|content| *content <= room);
     content.filter(|content| *content != LOST_BYTES).ok_or(Lost)

@@ -86,6 +86,14 @@ pub(crate) fn request<E: Env>(g: &Gnomon, nested: &Nested, access: Access, env: 
     Request { access, mode, sum: has(status::SUM), mxr: has(status::MXR), hs_mxr }
 }
 
+/// Returns the fence that an `sfence.vma` of L2's asks for.
+#[inline(always)]
+pub(crate) fn fenced(run: &VcpuRun, insn: u64) -> GuestFence<L2Gva> {
+    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
+    let range = (rs1 != 0).then(|| (Addr::new(run.context.x[rs1]), 1));
+    GuestFence { range, asid: (rs2 != 0).then(|| Asid(run.context.x[rs2] as u16)) }
+}
+
 /// Takes the vCPU's roots from it.
 pub(crate) fn detach(vm: &Vm, nested: &mut Nested) {
     let Some(collapsed) = &mut nested.collapsed else { return };
@@ -188,17 +196,8 @@ pub(crate) fn fault<E: Env>(
     let answered =
         with_memory::<L2Gva, _, _>(g, vm, ready, env, |engine, host| answer(engine, by, (gva, request), host));
     match answered {
-        Ok(Some(Answer::Filled { forget, .. })) => {
-            match forget {
-                Forget::Nothing => {}
-                Forget::Page => env.fence_guest(Some(Addr::new(gva.align_down(PAGE_BYTES).raw())), None),
-                Forget::Root => env.fence_guest_root(),
-            }
-            if request.access == Access::Fetch {
-                // An earlier owner's code may still be cached.
-                env.fence_instructions();
-            }
-            Faulted::Settled
+        Ok(Some(Answer::Filled { forget, known })) => {
+            shadow::filled(Addr::new(gva.raw()), request.access, (forget, known), env)
         }
         Ok(Some(Answer::Inject(trap))) => Faulted::Inject(trap),
         Ok(Some(Answer::Device { gpa })) => Faulted::NoRam { access: request.access, gpa },

@@ -3,7 +3,7 @@
 //! L1's balloon takes the pages by one list, as Linux's driver has them, of 256 pages; or L1 reports each page as free, which is an exit and
 //! a chain of the device's queue for each. The entries that map a page are removed from all tables, and its frame is freed.
 
-use crate::bench::lab::{Lab, Nesting};
+use crate::bench::lab::Lab;
 use crate::bench::linux::number;
 use crate::bench::report::Block;
 use crate::bench::series::{self, Plan, Point, Series};
@@ -42,21 +42,7 @@ impl Taking {
     pub(super) fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Self> {
         let points_of = |(mib, suffix): (u64, &str)| KINDS.map(|kind| format!("{kind}{suffix} {COUNT} {mib}"));
         let points: Vec<_> = CASES.into_iter().flat_map(points_of).collect();
-        let measure = |tables| {
-            let nesting = Nesting::Itself(tables);
-            let (points, memory) = (points.clone(), MEMORY);
-            let plan = Plan {
-                name: "nested",
-                guest: "l1",
-                points,
-                baseline: None,
-                svadu: false,
-                has_kvm: false,
-                nesting,
-                memory,
-            };
-            series::measure(&plan, lab, choice)
-        };
+        let measure = |tables| series::measure(&Plan::of_l1("nested", points.clone(), tables, MEMORY), lab, choice);
         let [nested, collapsed] = TABLES.map(|(tables, _)| measure(tables));
         Ok(Self([nested?, collapsed?]))
     }

@@ -10,13 +10,12 @@ use crate::memory::collapsed::{self, Fenced};
 use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::vcpu::nested::RefusedOwn;
-use mmu::shadow::GuestFence;
 use mmu::two_stage::access_fault;
 use rv::csr::atp::Satp;
 use rv::csr::hstatus;
 use rv::insn::MemInsn;
 use rv::system::{FenceInsn, FenceKind, System, accessed, is_fence, names_csr, number};
-use rv::{Access, Addr, Asid, Exception, Mode};
+use rv::{Access, Addr, Exception, Mode};
 
 /// Handles a page fault of L2's: Gnomon's table does not have the page (yet), or L2's own or L1's does not.
 pub(super) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, access: Access, env: &mut E) -> Outcome {
@@ -77,10 +76,7 @@ pub(super) fn instruction<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, env:
             _ => return None,
         }
     }
-    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
-    let range = (rs1 != 0).then(|| (Addr::new(run.context.x[rs1]), 1));
-    let asid = (rs2 != 0).then(|| Asid(run.context.x[rs2] as u16));
-    collapsed::fence(g, run, &Fenced::Own(GuestFence { range, asid }), env);
+    collapsed::fence(g, run, &Fenced::Own(collapsed::fenced(run, insn)), env);
     run.shared.of_guests().own_fences.bump();
     run.context.skip(4);
     Some(Outcome::Resume)

@@ -1,18 +1,19 @@
 //! Exits of L2 that are brief ([`crate::exit::handle_brief`]): faults that the existing tables resolve, and fences of one page.
 
-use super::{paging, request, vs_ad};
+use super::{fenced, paging, request, vs_ad};
 use crate::device::offer::Offer;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::memory::shadow;
 use crate::vm::Memory;
 use crate::vm::outcome::Brief;
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::vcpu::nested::Collapsed;
 use lane::BriefCauses;
-use mmu::shadow::{Answer, Forget, go_by};
+use mmu::shadow::{Answer, GuestFence, go_by};
 use rv::csr::hstatus;
 use rv::system::is_fence_of_page;
-use rv::{Access, Addr, Asid, Exception, Mode, PAGE_BYTES};
+use rv::{Access, Addr, Exception, Mode, PAGE_BYTES};
 
 /// Returns the causes by which exits of L2 on collapsed tables may be brief.
 #[must_use]
@@ -42,16 +43,8 @@ pub(crate) fn fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Brief
     go_by(engine, paging(root_of.0).0, vs_ad(nested.csrs.henvcfg));
     let answer = engine.fault_in_known_tables(root, gva, &request, space, &mut env.mem());
     drop(memory);
-    let Some(Answer::Filled { forget, .. }) = answer else { return Brief::NO };
-    match forget {
-        Forget::Nothing => {}
-        Forget::Page => env.fence_guest(Some(Addr::new(gva.align_down(PAGE_BYTES).raw())), None),
-        Forget::Root => env.fence_guest_root(),
-    }
-    if access == Access::Fetch {
-        // An earlier owner's code may still be cached.
-        env.fence_instructions();
-    }
+    let Some(Answer::Filled { forget, known }) = answer else { return Brief::NO };
+    shadow::filled(Addr::new(gva.raw()), access, (forget, known), env);
     let (own, counters) = (&run.shared.counters, run.shared.of_guests());
     own.exits.bump();
     counters.exits.bump();
@@ -67,9 +60,8 @@ pub(crate) fn fence<E: Env>(run: &mut VcpuRun, env: &mut E) -> Brief {
     if !is_fence_of_page(insn) || env.privilege() != Mode::Supervisor {
         return Brief::NO;
     }
-    let (rs1, rs2) = ((insn >> 15 & 31) as usize, (insn >> 20 & 31) as usize);
-    let gva = Addr::new(run.context.x[rs1]).align_down(PAGE_BYTES);
-    let asid = (rs2 != 0).then(|| Asid(run.context.x[rs2] as u16));
+    let GuestFence { range: Some((gva, _)), asid } = fenced(run, insn) else { return Brief::NO };
+    let gva = gva.align_down(PAGE_BYTES);
     let Some(nested) = run.nested.as_deref_mut().filter(|nested| nested.runs_l2) else { return Brief::NO };
     let is_l1s = nested.csrs.hstatus & hstatus::VTVM != 0;
     let henvcfg = nested.csrs.henvcfg;

@@ -256,7 +256,7 @@ fn refused<E: Env>(
 
 /// Ends a fault whose entries let the access through now: this hart forgets the older ones.
 #[inline(always)]
-fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
+pub(crate) fn filled<E: Env>(gva: Addr<Gva>, access: Access, (forget, known): (Forget, bool), env: &mut E) -> Faulted {
     match forget {
         Forget::Nothing => {}
         Forget::Page => env.fence_guest(Some(gva.align_down(PAGE_BYTES)), None),
