@@ -9,6 +9,7 @@ extern crate alloc;
 pub mod bundle;
 pub mod control;
 pub mod credit;
+pub mod exec;
 pub mod mac;
 pub mod record;
 pub mod report;

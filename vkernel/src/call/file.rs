@@ -1,0 +1,378 @@
+//! Calls about open files.
+
+use super::{Args, last};
+use crate::errno::{Errno, Result};
+use crate::fs::descriptors::{Content, OpenFile, is_directory};
+use crate::fs::memory::MemoryNode;
+use crate::fs::path::{Last, Place, Target};
+use crate::fs::{Attribute, Kind, New, Node, Status, pipe};
+use crate::memory::user::{bytes_of, zeroed};
+use crate::task::Task;
+use crate::task::timers::SECOND;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use linux_raw_sys::{general as linux, ioctl};
+
+pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> Result<u64> {
+    let path = task.path(path)?;
+    let flags = flags as u32;
+    let position = task.position();
+    let start = task.start(fd, &position, &path)?;
+    let keeps_link = flags & linux::O_NOFOLLOW != 0 || flags & (linux::O_CREAT | linux::O_EXCL) == linux::O_CREAT | linux::O_EXCL;
+    let place = match position.find(&start, &path, if keeps_link { Last::Keep } else { Last::Follow })? {
+        Target::Present(_) if flags & linux::O_CREAT != 0 && flags & linux::O_EXCL != 0 => return Err(Errno::EXIST),
+        Target::Present(place) => place,
+        Target::Absent(..) if flags & linux::O_CREAT == 0 => return Err(Errno::NOENT),
+        Target::Absent(_, _) if path.ends_with('/') => return Err(Errno::ISDIR),
+        Target::Absent(directory, name) => {
+            let mode = mode as u32 & 0o7777 & !position.mask;
+            match directory.node.create(&name, New::File, mode) {
+                Ok(_) => directory.child(&name)?,
+                // Another process was faster.
+                Err(Errno::EXIST) if flags & linux::O_EXCL == 0 => directory.child(&name)?,
+                Err(why) => return Err(why),
+            }
+        }
+    };
+    let file = open_place(task, place, flags)?;
+    if let Some(pipe) = file.stream().and_then(|stream| stream.as_pipe()) {
+        let is_nonblocking = file.is_nonblocking();
+        crate::task::wait::interruptible(&task.thread, pipe.opened(is_nonblocking)).await??;
+    }
+    task.add_file(file, flags & linux::O_CLOEXEC != 0)
+}
+
+fn open_place(_task: &Task, place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
+    let status = place.node.status();
+    let writes = flags & linux::O_ACCMODE != linux::O_RDONLY;
+    let is_path = flags & linux::O_PATH != 0;
+    match status.kind {
+        Kind::Link if !is_path => return Err(Errno::LOOP),
+        Kind::Directory if (writes || flags & linux::O_CREAT != 0) && !is_path => return Err(Errno::ISDIR),
+        Kind::Directory => {}
+        _ if flags & linux::O_DIRECTORY != 0 => return Err(Errno::NOTDIR),
+        Kind::Socket if !is_path => return Err(Errno::NXIO),
+        _ => {}
+    }
+    let stream = if is_path { None } else { place.node.open(flags)? };
+    let content = match stream {
+        Some(stream) => Content::Stream(stream),
+        None => {
+            if flags & linux::O_TRUNC != 0 && status.kind == Kind::File && !is_path {
+                place.node.set(Attribute::Bytes(0))?;
+            }
+            Content::Node(Arc::clone(&place.node))
+        }
+    };
+    Ok(OpenFile::new(content, Some(place), flags))
+}
+
+pub(super) fn close(task: &Task, [fd, ..]: Args) -> Result<u64> {
+    // The file may go with it, and wakes others then.
+    let file = task.files().lock().close(fd as u32)?;
+    drop(file);
+    Ok(0)
+}
+
+/// `CLOSE_RANGE_CLOEXEC`.
+const CLOSES_AT_EXEC: u32 = 1 << 2;
+
+pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result<u64> {
+    let files = task.files();
+    let numbers = files.lock().numbers();
+    for fd in numbers.into_iter().filter(|fd| (first..=last).contains(&u64::from(*fd))) {
+        if flags & u64::from(CLOSES_AT_EXEC) != 0 {
+            files.lock().set_closes_at_exec(fd, true)?;
+        } else {
+            drop(files.lock().close(fd)?);
+        }
+    }
+    Ok(0)
+}
+
+pub(super) fn seek(task: &Task, [fd, offset, whence, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    let node = file.node()?;
+    let mut at = file.offset.lock();
+    let bytes = || node.status().bytes;
+    let from = match whence as u32 {
+        linux::SEEK_SET => 0,
+        linux::SEEK_CUR => *at,
+        linux::SEEK_END => bytes(),
+        // All of a file is data.
+        linux::SEEK_DATA if offset < bytes() => 0,
+        linux::SEEK_HOLE if offset < bytes() => {
+            *at = bytes();
+            return Ok(*at);
+        }
+        linux::SEEK_DATA | linux::SEEK_HOLE => return Err(Errno::NXIO),
+        _ => return Err(Errno::INVAL),
+    };
+    let new = from.checked_add_signed(offset as i64).filter(|new| *new <= i64::MAX as u64).ok_or(Errno::INVAL)?;
+    *at = new;
+    Ok(new)
+}
+
+/// Returns a description as programs get it.
+fn encode(status: &Status) -> linux::stat {
+    let mut stat = zeroed::<linux::stat>();
+    stat.st_dev = status.id.0 as _;
+    stat.st_ino = status.id.1 as _;
+    stat.st_mode = status.kind.mode() | status.mode;
+    stat.st_nlink = status.links as _;
+    (stat.st_uid, stat.st_gid) = (status.uid, status.gid);
+    stat.st_rdev = status.device as _;
+    stat.st_size = status.bytes as _;
+    stat.st_blksize = 4096;
+    stat.st_blocks = (status.used / 512) as _;
+    let [access, change, status_change] = status.times;
+    (stat.st_atime, stat.st_atime_nsec) = ((access / SECOND) as _, (access % SECOND) as _);
+    (stat.st_mtime, stat.st_mtime_nsec) = ((change / SECOND) as _, (change % SECOND) as _);
+    (stat.st_ctime, stat.st_ctime_nsec) = ((status_change / SECOND) as _, (status_change % SECOND) as _);
+    stat
+}
+
+pub(super) fn status(task: &Task, [fd, to, ..]: Args) -> Result<u64> {
+    let status = task.file(fd)?.status();
+    task.space.put(to, &encode(&status)).map(|()| 0)
+}
+
+/// The description that a descriptor and a path name.
+fn status_of(task: &Task, fd: u64, path: u64, flags: u64) -> Result<Status> {
+    let is_empty = flags & u64::from(linux::AT_EMPTY_PATH) != 0 && (path == 0 || task.path(path)?.is_empty());
+    if is_empty && fd as i32 != linux::AT_FDCWD {
+        return Ok(task.file(fd)?.status());
+    }
+    Ok(task.place(fd, path, last(flags), flags)?.node.status())
+}
+
+pub(super) fn status_at(task: &Task, [fd, path, to, flags, ..]: Args) -> Result<u64> {
+    let status = status_of(task, fd, path, flags)?;
+    task.space.put(to, &encode(&status)).map(|()| 0)
+}
+
+pub(super) fn status_extended(task: &Task, [fd, path, flags, _, to, _]: Args) -> Result<u64> {
+    let status = status_of(task, fd, path, flags)?;
+    let mut statx = zeroed::<linux::statx>();
+    statx.stx_mask = linux::STATX_BASIC_STATS;
+    statx.stx_blksize = 4096;
+    statx.stx_nlink = status.links;
+    (statx.stx_uid, statx.stx_gid) = (status.uid, status.gid);
+    statx.stx_mode = (status.kind.mode() | status.mode) as _;
+    statx.stx_ino = status.id.1;
+    statx.stx_size = status.bytes;
+    statx.stx_blocks = status.used / 512;
+    let time = |at: u64| {
+        let mut time = zeroed::<linux::statx>().stx_atime;
+        time.tv_sec = (at / SECOND) as _;
+        time.tv_nsec = (at % SECOND) as _;
+        time
+    };
+    statx.stx_atime = time(status.times[0]);
+    statx.stx_mtime = time(status.times[1]);
+    statx.stx_ctime = time(status.times[2]);
+    (statx.stx_rdev_major, statx.stx_rdev_minor) = ((status.device >> 8 & 0xfff) as u32, (status.device & 0xff) as u32);
+    statx.stx_dev_minor = status.id.0 as u32;
+    task.space.put(to, &statx).map(|()| 0)
+}
+
+pub(super) fn system_status(task: &Task, path: Option<u64>, fd: u32, to: u64) -> Result<u64> {
+    match path {
+        Some(path) => drop(task.place(i64::from(linux::AT_FDCWD).cast_unsigned(), path, Last::Follow, 0)?),
+        None => drop(task.file(u64::from(fd))?),
+    }
+    let (free, all) = crate::memory::frames::free_and_all();
+    let mut statfs = zeroed::<linux::statfs64>();
+    statfs.f_type = 0x0102_1994;
+    statfs.f_bsize = 4096;
+    statfs.f_frsize = 4096;
+    statfs.f_blocks = all as _;
+    statfs.f_bfree = free as _;
+    statfs.f_bavail = free as _;
+    statfs.f_files = 1 << 20;
+    statfs.f_ffree = 1 << 20;
+    statfs.f_namelen = crate::fs::MOST_NAME as _;
+    task.space.put(to, &statfs).map(|()| 0)
+}
+
+pub(super) fn entries(task: &Task, [fd, to, bytes, ..]: Args) -> Result<u64> {
+    const HEADER: usize = 19;
+    let file = task.file(fd)?;
+    if !is_directory(&file) {
+        return Err(Errno::NOTDIR);
+    }
+    let node = file.node()?;
+    let own = node.status().id.1;
+    let parent = file.place.as_ref().and_then(|place| place.parent.as_ref()).map_or(own, |parent| parent.node.status().id.1);
+    let directories = [(".", own), ("..", parent)].map(|(name, node)| (name.into(), node, Kind::Directory));
+    let names = node.entries()?.into_iter().map(|entry| (entry.name, entry.node, entry.kind));
+    let all: Vec<(alloc::string::String, u64, Kind)> = directories.into_iter().chain(names).collect();
+    let mut offset = file.offset.lock();
+    let mut done = Vec::new();
+    for (n, (name, node, kind)) in all.iter().enumerate().skip(*offset as usize) {
+        let size = (HEADER + name.len() + 1).next_multiple_of(8);
+        if done.len() + size > bytes as usize {
+            if done.is_empty() {
+                return Err(Errno::INVAL);
+            }
+            break;
+        }
+        let start = done.len();
+        done.extend(bytes_of(node));
+        done.extend(bytes_of(&(n as u64 + 1)));
+        done.extend(bytes_of(&(size as u16)));
+        done.push(kind.entry());
+        done.extend(name.as_bytes());
+        done.resize(start + size, 0);
+        *offset = n as u64 + 1;
+    }
+    task.space.put_bytes(to, &done)?;
+    Ok(done.len() as u64)
+}
+
+pub(super) fn duplicate(task: &Task, [fd, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    task.add_file(file, false)
+}
+
+pub(super) fn duplicate_to(task: &Task, [from, to, flags, ..]: Args) -> Result<u64> {
+    if from == to || flags & !u64::from(linux::O_CLOEXEC) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let file = task.file(from)?;
+    if to >= task.thread.process.limit(linux::RLIMIT_NOFILE) {
+        return Err(Errno::BADF);
+    }
+    let old = task.files().lock().set(to as u32, file, flags != 0);
+    drop(old);
+    Ok(to)
+}
+
+pub(super) fn control(task: &Task, [fd, command, argument, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    let files = task.files();
+    match command as u32 {
+        linux::F_DUPFD | linux::F_DUPFD_CLOEXEC => {
+            let limit = task.thread.process.limit(linux::RLIMIT_NOFILE);
+            if argument >= limit {
+                return Err(Errno::INVAL);
+            }
+            let closes = command as u32 == linux::F_DUPFD_CLOEXEC;
+            files.lock().add(file, closes, argument as u32, limit).map(u64::from)
+        }
+        linux::F_GETFD => files.lock().closes_at_exec(fd as u32).map(u64::from),
+        linux::F_SETFD => {
+            files.lock().set_closes_at_exec(fd as u32, argument & u64::from(linux::FD_CLOEXEC) != 0)?;
+            Ok(0)
+        }
+        linux::F_GETFL => Ok(u64::from(file.flags())),
+        linux::F_SETFL => {
+            file.set_flags(argument as u32);
+            Ok(0)
+        }
+        // No lock is refused: one process at a time is the usual case here.
+        linux::F_SETLK | linux::F_SETLKW => Ok(0),
+        linux::F_GETLK => {
+            task.space.put(argument, &(linux::F_UNLCK as u16))?;
+            Ok(0)
+        }
+        linux::F_SETOWN | linux::F_SETSIG | linux::F_GETOWN => Ok(0),
+        linux::F_SETPIPE_SZ | linux::F_GETPIPE_SZ => Ok(64 << 10),
+        linux::F_ADD_SEALS => Ok(0),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+pub(super) fn device_control(task: &mut Task, [fd, request, argument, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    match request as u32 {
+        ioctl::FIOCLEX => task.files().lock().set_closes_at_exec(fd as u32, true).map(|()| 0),
+        ioctl::FIONCLEX => task.files().lock().set_closes_at_exec(fd as u32, false).map(|()| 0),
+        ioctl::FIONBIO => {
+            let is_on = task.space.get::<u32>(argument)? != 0;
+            file.set_flags(if is_on { file.flags() | linux::O_NONBLOCK } else { file.flags() & !linux::O_NONBLOCK });
+            Ok(0)
+        }
+        request => match file.stream() {
+            Some(stream) => stream.ioctl(task, request, argument),
+            None => Err(Errno::NOTTY),
+        },
+    }
+}
+
+pub(super) fn pipe(task: &Task, [to, flags, ..]: Args) -> Result<u64> {
+    const KNOWN: u32 = linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_DIRECT;
+    let flags = flags as u32;
+    if flags & !KNOWN != 0 {
+        return Err(Errno::INVAL);
+    }
+    let (reader, writer) = pipe::Pipe::pair();
+    let closes = flags & linux::O_CLOEXEC != 0;
+    let kept = flags & linux::O_NONBLOCK;
+    let reads = task.add_file(OpenFile::of(reader, linux::O_RDONLY | kept), closes)?;
+    let writes = task.add_file(OpenFile::of(writer, linux::O_WRONLY | kept), closes);
+    let put = writes.and_then(|writes| task.space.put(to, &[reads as u32, writes as u32]).map_err(|why| {
+        let _ = close(task, [writes, 0, 0, 0, 0, 0]);
+        why
+    }));
+    if let Err(why) = put {
+        let _ = close(task, [reads, 0, 0, 0, 0, 0]);
+        return Err(why);
+    }
+    Ok(0)
+}
+
+fn resize(node: &dyn Node, bytes: u64) -> Result<u64> {
+    if bytes > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    node.set(Attribute::Bytes(bytes)).map(|()| 0)
+}
+
+pub(super) fn truncate_open(task: &Task, [fd, bytes, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    if !file.is_writable() {
+        return Err(Errno::INVAL);
+    }
+    resize(&**file.node().map_err(|_| Errno::INVAL)?, bytes)
+}
+
+pub(super) fn truncate(task: &Task, [path, bytes, ..]: Args) -> Result<u64> {
+    let place = task.place(i64::from(linux::AT_FDCWD).cast_unsigned(), path, Last::Follow, 0)?;
+    if place.node.status().kind == Kind::Directory {
+        return Err(Errno::ISDIR);
+    }
+    resize(&*place.node, bytes)
+}
+
+pub(super) fn allocate(task: &Task, [fd, mode, offset, bytes, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    let node = file.node()?;
+    let end = offset.checked_add(bytes).filter(|end| *end <= i64::MAX as u64 && bytes > 0).ok_or(Errno::INVAL)?;
+    if !file.is_writable() {
+        return Err(Errno::BADF);
+    }
+    match mode as u32 {
+        0 if end > node.status().bytes => resize(&**node, end),
+        0 | linux::FALLOC_FL_KEEP_SIZE => Ok(0),
+        _ => Err(Errno::OPNOTSUPP),
+    }
+}
+
+pub(super) fn memory_file(task: &Task, [_, flags, ..]: Args) -> Result<u64> {
+    let content = Content::Node(MemoryNode::unnamed());
+    task.add_file(OpenFile::new(content, None, linux::O_RDWR), flags & u64::from(linux::MFD_CLOEXEC) != 0)
+}
+
+pub(super) fn set_mode(task: &Task, [fd, mode, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    let Some(place) = &file.place else { return Ok(0) };
+    place.node.set(Attribute::Mode(mode as u32)).map(|()| 0)
+}
+
+pub(super) fn set_owner(task: &Task, [fd, uid, gid, ..]: Args) -> Result<u64> {
+    let file = task.file(fd)?;
+    let Some(place) = &file.place else { return Ok(0) };
+    let known = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
+    place.node.set(Attribute::Owner(known(uid), known(gid))).map(|()| 0)
+}

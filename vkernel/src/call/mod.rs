@@ -1,0 +1,300 @@
+//! System calls.
+//!
+//! A call that never waits is a function. Those that may wait are tried at once first; only if they have to wait, a future is made
+//! ([`slow`]).
+
+mod clock;
+mod event;
+mod file;
+mod fork;
+mod futex;
+mod identity;
+mod memory;
+mod name;
+mod program;
+mod signal;
+mod system;
+mod transfer;
+mod wait;
+
+use crate::errno::{Errno, Result};
+use crate::fs::descriptors::OpenFile;
+use crate::fs::path::{Last, Place, Position};
+use crate::fs::{MOST_PATH, descriptors::Descriptors};
+use crate::machine::reg;
+use crate::task::Task;
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicU64, Ordering};
+use linux_raw_sys::general as linux;
+pub use program::{Strings, load};
+use spin::Mutex;
+
+/// The arguments of a call.
+type Args = [u64; 6];
+
+/// Calls of numbers that the kernel does not have: a bit for each that was named.
+static UNKNOWN: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+/// Handles a call of the program.
+pub async fn handle(task: &mut Task) {
+    let (number, args) = (task.context.x[reg::A7] as u32, task.context.args());
+    let result = match quick(task, number, args) {
+        Some(result) => result,
+        None => {
+            task.leave_hart();
+            slow(task, number, args).await
+        }
+    };
+    if let Err(Errno::RESTART | Errno::RESTART_UNHANDLED) = result {
+        task.call = Some(args[0]);
+    }
+    task.context.x[reg::A0] = result.unwrap_or_else(Errno::to_register);
+}
+
+/// Handles a call that does not wait; `None` if it may have to.
+fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
+    Some(match number {
+        linux::__NR_read => return transfer::read_now(task, a),
+        linux::__NR_write => return transfer::write_now(task, a),
+        linux::__NR_getpid => Ok(u64::from(task.thread.process.pid)),
+        linux::__NR_getppid => Ok(task.thread.process.parent().map_or(0, |parent| u64::from(parent.pid))),
+        linux::__NR_gettid => Ok(u64::from(task.thread.tid)),
+
+        linux::__NR_brk => Ok(task.space.set_heap_end(a[0])),
+        linux::__NR_mmap => memory::map(task, a),
+        linux::__NR_munmap => task.space.unmap(a[0], a[1]).map(|()| 0),
+        linux::__NR_mprotect => memory::protect(task, a),
+        linux::__NR_mremap => memory::remap(task, a),
+        linux::__NR_madvise => memory::advise(task, a),
+        linux::__NR_mincore => memory::in_core(task, a),
+        linux::__NR_msync => memory::synchronise(task, a),
+        linux::__NR_mlock | linux::__NR_munlock | linux::__NR_mlockall | linux::__NR_munlockall | linux::__NR_mlock2 => Ok(0),
+        linux::__NR_riscv_flush_icache => memory::flush_code(task),
+
+        linux::__NR_close => file::close(task, a),
+        linux::__NR_close_range => file::close_range(task, a),
+        linux::__NR_lseek => file::seek(task, a),
+        linux::__NR_fstat => file::status(task, a),
+        linux::__NR_newfstatat => file::status_at(task, a),
+        linux::__NR_statx => file::status_extended(task, a),
+        linux::__NR_statfs => file::system_status(task, Some(a[0]), 0, a[1]),
+        linux::__NR_fstatfs => file::system_status(task, None, a[0] as u32, a[1]),
+        linux::__NR_getdents64 => file::entries(task, a),
+        linux::__NR_dup => file::duplicate(task, a),
+        linux::__NR_dup3 => file::duplicate_to(task, a),
+        linux::__NR_fcntl => file::control(task, a),
+        linux::__NR_ioctl => file::device_control(task, a),
+        linux::__NR_pipe2 => file::pipe(task, a),
+        linux::__NR_ftruncate => file::truncate_open(task, a),
+        linux::__NR_truncate => file::truncate(task, a),
+        linux::__NR_fallocate => file::allocate(task, a),
+        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_syncfs => task.file(a[0]).map(|_| 0),
+        linux::__NR_fadvise64 | linux::__NR_readahead => task.file(a[0]).map(|_| 0),
+        linux::__NR_sync => Ok(0),
+        linux::__NR_flock => task.file(a[0]).map(|_| 0),
+        linux::__NR_memfd_create => file::memory_file(task, a),
+        linux::__NR_fchmod => file::set_mode(task, a),
+        linux::__NR_fchown => file::set_owner(task, a),
+
+        linux::__NR_mkdirat => name::make_directory(task, a),
+        linux::__NR_mknodat => name::make_node(task, a),
+        linux::__NR_unlinkat => name::unlink(task, a),
+        linux::__NR_symlinkat => name::symlink(task, a),
+        linux::__NR_linkat => name::link(task, a),
+        linux::__NR_renameat2 => name::rename(task, a),
+        linux::__NR_readlinkat => name::read_link(task, a),
+        linux::__NR_faccessat => name::access(task, [a[0], a[1], a[2], 0, 0, 0]),
+        linux::__NR_faccessat2 => name::access(task, a),
+        linux::__NR_fchmodat => name::set_mode(task, a),
+        linux::__NR_fchownat => name::set_owner(task, a),
+        linux::__NR_utimensat => name::set_times(task, a),
+        linux::__NR_getcwd => name::current_directory(task, a),
+        linux::__NR_chdir => name::change_directory(task, a),
+        linux::__NR_fchdir => name::change_directory_open(task, a),
+        linux::__NR_chroot => name::change_root(task, a),
+        linux::__NR_umask => name::set_mask(task, a),
+        linux::__NR_mount => name::mount(task, a),
+        linux::__NR_umount2 => name::unmount(task, a),
+        linux::__NR_getxattr | linux::__NR_lgetxattr | linux::__NR_fgetxattr => Err(Errno::NODATA),
+        linux::__NR_listxattr | linux::__NR_llistxattr | linux::__NR_flistxattr => Ok(0),
+        linux::__NR_setxattr | linux::__NR_lsetxattr | linux::__NR_fsetxattr => Err(Errno::OPNOTSUPP),
+
+        linux::__NR_set_tid_address => fork::set_tid_address(task, a),
+        linux::__NR_set_robust_list => futex::set_robust_list(task, a),
+        linux::__NR_get_robust_list => futex::get_robust_list(task, a),
+        linux::__NR_exit => fork::exit(task, a),
+        linux::__NR_exit_group => fork::exit_group(task, a),
+        linux::__NR_futex if !futex::waits(a[1] as u32) => futex::act(task, a),
+
+        linux::__NR_rt_sigaction => signal::action(task, a),
+        linux::__NR_rt_sigprocmask => signal::mask(task, a),
+        linux::__NR_rt_sigpending => signal::pending(task, a),
+        linux::__NR_rt_sigreturn => crate::task::signal_frame::return_from_handler(task),
+        linux::__NR_sigaltstack => signal::alt_stack(task, a),
+        linux::__NR_kill => signal::kill(task, a),
+        linux::__NR_tkill => signal::kill_thread(task, 0, a[0] as u32, a[1]),
+        linux::__NR_tgkill => signal::kill_thread(task, a[0] as u32, a[1] as u32, a[2]),
+        linux::__NR_rt_sigqueueinfo => signal::queue(task, a),
+
+        linux::__NR_clock_gettime => clock::get(task, a),
+        linux::__NR_clock_settime => clock::set(task, a),
+        linux::__NR_clock_getres => clock::resolution(task, a),
+        linux::__NR_gettimeofday => clock::time_of_day(task, a),
+        linux::__NR_times => clock::times(task, a),
+        linux::__NR_getitimer => clock::get_interval(task, a),
+        linux::__NR_setitimer => clock::set_interval(task, a),
+
+        linux::__NR_eventfd2 => event::counter(task, a),
+        linux::__NR_epoll_create1 => event::create(task, a),
+        linux::__NR_epoll_ctl => event::control(task, a),
+        linux::__NR_timerfd_create => event::timer(task, a),
+        linux::__NR_timerfd_settime => event::set_timer(task, a),
+        linux::__NR_timerfd_gettime => event::get_timer(task, a),
+
+        linux::__NR_getuid..=linux::__NR_getegid
+        | linux::__NR_setreuid
+        | linux::__NR_setregid
+        | linux::__NR_setgid
+        | linux::__NR_setuid
+        | linux::__NR_setresuid
+        | linux::__NR_getresuid
+        | linux::__NR_setresgid
+        | linux::__NR_getresgid
+        | linux::__NR_setfsuid
+        | linux::__NR_setfsgid
+        | linux::__NR_getgroups
+        | linux::__NR_setgroups
+        | linux::__NR_setpgid
+        | linux::__NR_getpgid
+        | linux::__NR_getsid
+        | linux::__NR_setsid => identity::call(task, number, a),
+
+        linux::__NR_capget => identity::capabilities(task, a),
+        linux::__NR_capset => Ok(0),
+
+        linux::__NR_uname => system::name(task, a),
+        linux::__NR_sysinfo => system::information(task, a),
+        linux::__NR_getrandom => system::random(task, a),
+        linux::__NR_prlimit64 => system::limit(task, a),
+        linux::__NR_getrlimit => system::limit(task, [0, a[0], 0, a[1], 0, 0]),
+        linux::__NR_setrlimit => system::limit(task, [0, a[0], a[1], 0, 0, 0]),
+        linux::__NR_getrusage => system::usage(task, a),
+        linux::__NR_prctl => system::control(task, a),
+        linux::__NR_sched_getaffinity => system::harts(task, a),
+        linux::__NR_sched_setaffinity => Ok(0),
+        linux::__NR_sched_getscheduler | linux::__NR_sched_setscheduler | linux::__NR_setpriority => Ok(0),
+        linux::__NR_sched_getparam => task.space.put(a[1], &0u32).map(|()| 0),
+        linux::__NR_sched_setparam => Ok(0),
+        linux::__NR_sched_get_priority_max | linux::__NR_sched_get_priority_min => Ok(0),
+        linux::__NR_getpriority => Ok(20),
+        linux::__NR_getcpu => system::hart(task, a),
+        linux::__NR_membarrier => system::barrier(task, a),
+        linux::__NR_riscv_hwprobe => system::probe(task, a),
+        linux::__NR_personality => Ok(0),
+        linux::__NR_syslog => Ok(0),
+        linux::__NR_sethostname | linux::__NR_setdomainname => Err(Errno::PERM),
+        linux::__NR_reboot => system::reboot(task, a),
+        _ => return None,
+    })
+}
+
+/// Handles a call that may wait.
+async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
+    match number {
+        linux::__NR_read => transfer::read(task, a).await,
+        linux::__NR_write => transfer::write(task, a).await,
+        linux::__NR_readv => transfer::read_vector(task, a, None).await,
+        linux::__NR_writev => transfer::write_vector(task, a, None).await,
+        linux::__NR_pread64 => transfer::read_at(task, a),
+        linux::__NR_pwrite64 => transfer::write_at(task, a),
+        linux::__NR_preadv => transfer::read_vector(task, a, Some(a[3])).await,
+        linux::__NR_pwritev => transfer::write_vector(task, a, Some(a[3])).await,
+        linux::__NR_sendfile => Box::pin(transfer::send_file(task, a)).await,
+        linux::__NR_copy_file_range => transfer::copy_range(task, a),
+        linux::__NR_openat => Box::pin(file::open(task, a)).await,
+        linux::__NR_futex => Box::pin(futex::wait(task, a)).await,
+        linux::__NR_clone => Box::pin(fork::clone(task, a)).await,
+        linux::__NR_clone3 => Box::pin(fork::clone_extended(task, a)).await,
+        linux::__NR_execve => Box::pin(program::execute(task, [u64::MAX, a[0], a[1], a[2], 0, 0])).await,
+        linux::__NR_execveat => Box::pin(program::execute(task, a)).await,
+        linux::__NR_wait4 => Box::pin(wait::wait4(task, a)).await,
+        linux::__NR_waitid => Box::pin(wait::waitid(task, a)).await,
+        linux::__NR_ppoll => Box::pin(event::poll(task, a)).await,
+        linux::__NR_pselect6 => Box::pin(event::select(task, a)).await,
+        linux::__NR_epoll_pwait => Box::pin(event::wait(task, a)).await,
+        linux::__NR_rt_sigsuspend => Box::pin(signal::suspend(task, a)).await,
+        linux::__NR_rt_sigtimedwait => Box::pin(signal::timed_wait(task, a)).await,
+        linux::__NR_nanosleep => clock::sleep(task, [u64::from(linux::CLOCK_MONOTONIC), 0, a[0], a[1], 0, 0]).await,
+        linux::__NR_clock_nanosleep => clock::sleep(task, a).await,
+        linux::__NR_sched_yield => {
+            crate::task::executor::yield_now().await;
+            Ok(0)
+        }
+        unknown => {
+            let bit = 1 << (unknown % 64);
+            if let Some(word) = UNKNOWN.get(unknown as usize / 64)
+                && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+            {
+                crate::report(format_args!("system call {unknown} is not there (ENOSYS)"));
+            }
+            Err(Errno::NOSYS)
+        }
+    }
+}
+
+impl Task {
+    /// The descriptors of the thread.
+    fn files(&self) -> Arc<Mutex<Descriptors>> {
+        Arc::clone(&self.thread.files.lock())
+    }
+
+    /// The file of a descriptor.
+    fn file(&self, fd: u64) -> Result<Arc<OpenFile>> {
+        self.thread.files.lock().lock().get(fd as u32)
+    }
+
+    /// Gives a file the least free descriptor.
+    fn add_file(&self, file: Arc<OpenFile>, closes_at_exec: bool) -> Result<u64> {
+        let limit = self.thread.process.limit(linux::RLIMIT_NOFILE);
+        self.files().lock().add(file, closes_at_exec, 0, limit).map(u64::from)
+    }
+
+    /// Where the thread is.
+    fn position(&self) -> Position {
+        self.thread.position.lock().lock().clone()
+    }
+
+    /// The directory that a path is relative to.
+    fn start(&self, fd: u64, position: &Position, path: &str) -> Result<Arc<Place>> {
+        if fd as i32 == linux::AT_FDCWD || path.starts_with('/') {
+            return Ok(Arc::clone(&position.current));
+        }
+        self.file(fd)?.place.clone().ok_or(Errno::NOTDIR)
+    }
+
+    /// A path that the program names.
+    fn path(&self, at: u64) -> Result<String> {
+        self.space.get_string(at, MOST_PATH)
+    }
+
+    /// The place that a path leads to, from a directory's descriptor on; the descriptor's own with an empty path, if that is asked for.
+    fn place(&self, fd: u64, at: u64, last: Last, flags: u64) -> Result<Arc<Place>> {
+        let path = if at == 0 && flags & u64::from(linux::AT_EMPTY_PATH) != 0 { String::new() } else { self.path(at)? };
+        let position = self.position();
+        if path.is_empty() && flags & u64::from(linux::AT_EMPTY_PATH) != 0 {
+            if fd as i32 == linux::AT_FDCWD {
+                return Ok(position.current);
+            }
+            let file = self.file(fd)?;
+            return file.place.clone().ok_or(Errno::NOENT);
+        }
+        position.present(&self.start(fd, &position, &path)?, &path, last)
+    }
+}
+
+/// Whether a link at the end of a path is followed, by flags.
+const fn last(flags: u64) -> Last {
+    if flags & linux::AT_SYMLINK_NOFOLLOW as u64 != 0 { Last::Keep } else { Last::Follow }
+}

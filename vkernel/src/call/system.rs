@@ -1,0 +1,181 @@
+//! Calls about the system as a whole.
+
+use super::Args;
+use crate::errno::{Errno, Result};
+use crate::machine;
+use crate::memory::frames;
+use crate::memory::user::zeroed;
+use crate::task::process::{self, Process};
+use crate::task::timers::{self, SECOND};
+use crate::task::{Task, executor};
+use alloc::sync::Arc;
+use core::sync::atomic::Ordering;
+use linux_raw_sys::{general as linux, prctl, system};
+
+pub(super) fn name(task: &Task, [to, ..]: Args) -> Result<u64> {
+    let mut name = zeroed::<system::new_utsname>();
+    let set = |field: &mut [core::ffi::c_char], text: &str| {
+        field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte as _);
+    };
+    set(&mut name.sysname, "Linux");
+    set(&mut name.nodename, crate::NAME);
+    set(&mut name.release, crate::RELEASE);
+    set(&mut name.version, "#1 gnomon vkernel");
+    set(&mut name.machine, "riscv64");
+    set(&mut name.domainname, "(none)");
+    task.space.put(to, &name).map(|()| 0)
+}
+
+pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
+    let (free, all) = frames::free_and_all();
+    let mut info = zeroed::<system::sysinfo>();
+    info.uptime = (timers::now() / SECOND) as _;
+    info.totalram = (all * frames::PAGE) as _;
+    info.freeram = (free * frames::PAGE) as _;
+    info.procs = process::all().len() as _;
+    info.mem_unit = 1;
+    task.space.put(to, &info).map(|()| 0)
+}
+
+pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
+    let mut buffer = [0; 256];
+    let bytes = bytes.min(1 << 25);
+    let mut done = 0;
+    while done < bytes {
+        let count = buffer.len().min((bytes - done) as usize);
+        crate::random::fill(&mut buffer[..count]);
+        task.space.put_bytes(to + done, &buffer[..count])?;
+        done += count as u64;
+    }
+    Ok(done)
+}
+
+/// The process with a number, 0 for the caller's.
+fn named(task: &Task, pid: u64) -> Result<Arc<Process>> {
+    match pid as u32 {
+        0 => Ok(Arc::clone(&task.thread.process)),
+        pid => process::find(pid).ok_or(Errno::SRCH),
+    }
+}
+
+pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64> {
+    let process = named(task, pid)?;
+    let kind = kind as usize;
+    let before = *process.limits.lock().get(kind).ok_or(Errno::INVAL)?;
+    if new != 0 {
+        let [soft, hard] = task.space.get::<[u64; 2]>(new)?;
+        if soft > hard {
+            return Err(Errno::INVAL);
+        }
+        process.limits.lock()[kind] = (soft, hard);
+    }
+    if old != 0 {
+        task.space.put(old, &[before.0, before.1])?;
+    }
+    Ok(0)
+}
+
+pub(super) fn usage(task: &Task, [who, to, ..]: Args) -> Result<u64> {
+    let process = &task.thread.process;
+    let ticks = match who as i32 {
+        -1 => process.child_ticks.load(Ordering::Relaxed),
+        0 | 1 => process.ticks.load(Ordering::Relaxed),
+        _ => return Err(Errno::INVAL),
+    };
+    let mut usage = zeroed::<linux::rusage>();
+    let microseconds = ticks * 1_000_000 / timers::per_second();
+    usage.ru_utime.tv_sec = (microseconds / 1_000_000) as _;
+    usage.ru_utime.tv_usec = (microseconds % 1_000_000) as _;
+    task.space.put(to, &usage).map(|()| 0)
+}
+
+pub(super) fn control(task: &Task, [option, argument, ..]: Args) -> Result<u64> {
+    const NAME_BYTES: usize = 16;
+    match option as u32 {
+        prctl::PR_SET_NAME => {
+            let name = task.space.get_bytes_until_zero(argument, NAME_BYTES);
+            let name = match name {
+                Ok(name) => name,
+                Err(Errno::NAMETOOLONG) => task.space.get::<[u8; NAME_BYTES - 1]>(argument)?.to_vec(),
+                Err(why) => return Err(why),
+            };
+            *task.thread.name.lock() = alloc::string::String::from_utf8_lossy(&name).chars().take(15).collect();
+            Ok(0)
+        }
+        prctl::PR_GET_NAME => {
+            let mut name = [0; NAME_BYTES];
+            let known = task.thread.name.lock().clone();
+            name.iter_mut().take(NAME_BYTES - 1).zip(known.bytes()).for_each(|(to, byte)| *to = byte);
+            task.space.put(argument, &name).map(|()| 0)
+        }
+        prctl::PR_GET_DUMPABLE => Ok(1),
+        prctl::PR_GET_PDEATHSIG => task.space.put(argument, &0u32).map(|()| 0),
+        prctl::PR_GET_NO_NEW_PRIVS | prctl::PR_GET_KEEPCAPS | prctl::PR_GET_TIMERSLACK => Ok(0),
+        prctl::PR_SET_DUMPABLE
+        | prctl::PR_SET_PDEATHSIG
+        | prctl::PR_SET_NO_NEW_PRIVS
+        | prctl::PR_SET_KEEPCAPS
+        | prctl::PR_SET_TIMERSLACK
+        | prctl::PR_SET_CHILD_SUBREAPER => Ok(0),
+        prctl::PR_CAPBSET_READ => Ok(1),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+pub(super) fn harts(task: &Task, [_, bytes, to, ..]: Args) -> Result<u64> {
+    if bytes < 8 || bytes % 8 != 0 {
+        return Err(Errno::INVAL);
+    }
+    let all = u64::MAX >> (64 - crate::boot::harts().clamp(1, 64));
+    task.space.put(to, &all)?;
+    Ok(8)
+}
+
+pub(super) fn hart(task: &Task, [to, node, ..]: Args) -> Result<u64> {
+    if to != 0 {
+        task.space.put(to, &(machine::hart_index() as u32))?;
+    }
+    if node != 0 {
+        task.space.put(node, &0u32)?;
+    }
+    Ok(0)
+}
+
+pub(super) fn barrier(task: &Task, [command, ..]: Args) -> Result<u64> {
+    const QUERY: u64 = 0;
+    if command == QUERY {
+        return Ok(0);
+    }
+    let _ = task;
+    Err(Errno::INVAL)
+}
+
+pub(super) fn probe(task: &Task, [pairs, count, ..]: Args) -> Result<u64> {
+    const BASE: i64 = 3;
+    const EXTENSIONS: i64 = 4;
+    /// IMA, FD, C.
+    const KNOWN: [(i64, u64); 2] = [(BASE, 1), (EXTENSIONS, 3)];
+    for n in 0..count.min(64) {
+        let at = pairs + 16 * n;
+        let key = task.space.get::<i64>(at)?;
+        match KNOWN.iter().find(|(known, _)| *known == key) {
+            Some((_, value)) => task.space.put(at + 8, value)?,
+            None if (0..=2).contains(&key) || (5..=32).contains(&key) => task.space.put(at + 8, &0u64)?,
+            None => task.space.put(at, &[-1i64, 0])?,
+        }
+    }
+    Ok(0)
+}
+
+pub(super) fn reboot(task: &Task, [magic, magic2, command, ..]: Args) -> Result<u64> {
+    if magic as u32 != linux::LINUX_REBOOT_MAGIC1 || magic2 as u32 != linux::LINUX_REBOOT_MAGIC2 {
+        return Err(Errno::INVAL);
+    }
+    let _ = (task, executor::waiting());
+    match command as u32 {
+        linux::LINUX_REBOOT_CMD_RESTART => crate::boot::end(crate::boot::End::Again),
+        linux::LINUX_REBOOT_CMD_HALT | linux::LINUX_REBOOT_CMD_POWER_OFF => crate::boot::end(crate::boot::End::Status(0)),
+        linux::LINUX_REBOOT_CMD_CAD_ON | linux::LINUX_REBOOT_CMD_CAD_OFF => Ok(0),
+        _ => Err(Errno::INVAL),
+    }
+}

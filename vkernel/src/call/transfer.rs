@@ -1,0 +1,322 @@
+//! Calls that move bytes.
+
+use super::Args;
+use crate::errno::{Errno, Result};
+use crate::fs::descriptors::{Content, OpenFile};
+use crate::fs::{IN, OUT};
+use crate::task::Task;
+use crate::task::signal::{Info, number, send_to_thread};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use linux_raw_sys::general as linux;
+
+/// Bytes that are moved at once.
+const CHUNK: usize = 16 << 10;
+/// The most bytes of a call.
+const MOST: u64 = 0x7fff_f000;
+
+/// Reads into the program's memory without waiting.
+fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
+    let bytes = bytes.min(MOST);
+    if let Content::Node(node) = &file.content {
+        if !file.is_readable() {
+            return Err(Errno::BADF);
+        }
+        let mut offset = file.offset.lock();
+        let count = read_node(task, &**node, *offset, at, bytes)?;
+        *offset += count;
+        return Ok(count);
+    }
+    let mut buffer = vec![0; CHUNK.min(bytes as usize)];
+    // So that no bytes are lost to an address that cannot be written.
+    if !buffer.is_empty() {
+        task.space.check_writable(at, buffer.len() as u64)?;
+    }
+    let count = file.read_now(&mut buffer)?;
+    task.space.put_bytes(at, &buffer[..count])?;
+    Ok(count as u64)
+}
+
+fn read_node(task: &Task, node: &dyn crate::fs::Node, offset: u64, at: u64, bytes: u64) -> Result<u64> {
+    let mut buffer = vec![0; CHUNK.min(bytes as usize)];
+    let mut done = 0;
+    while done < bytes || bytes == 0 {
+        let most = buffer.len().min((bytes - done) as usize);
+        let count = node.read_at(offset + done, &mut buffer[..most])?;
+        match task.space.put_bytes(at + done, &buffer[..count]) {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => break,
+            Ok(()) => {}
+        }
+        done += count as u64;
+        if count < most || count == 0 {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Writes from the program's memory without waiting, as much as there is room for.
+fn write_from(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
+    let bytes = bytes.min(MOST);
+    let mut done = 0;
+    let mut buffer = vec![0; CHUNK.min(bytes as usize)];
+    loop {
+        let most = buffer.len().min((bytes - done) as usize);
+        let moved = task.space.get_bytes(at + done, &mut buffer[..most]).and_then(|()| file.write_now(&buffer[..most]));
+        match moved {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => return Ok(done),
+            Ok(count) => {
+                done += count as u64;
+                if count < most || done == bytes {
+                    return Ok(done);
+                }
+            }
+        }
+    }
+}
+
+/// Ends a write to what no one reads: the program gets a signal.
+fn broken(task: &Task, result: Result<u64>) -> Result<u64> {
+    if result == Err(Errno::PIPE) {
+        send_to_thread(&task.thread, Info::from(&task.thread.process, number::PIPE));
+    }
+    result
+}
+
+pub(super) fn read_now(task: &Task, a: Args) -> Option<Result<u64>> {
+    let file = match task.file(a[0]) {
+        Ok(file) => file,
+        Err(why) => return Some(Err(why)),
+    };
+    match read_into(task, &file, a[1], a[2]) {
+        Err(Errno::AGAIN) if !file.is_nonblocking() => None,
+        result => Some(result),
+    }
+}
+
+pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
+    let file = match task.file(a[0]) {
+        Ok(file) => file,
+        Err(why) => return Some(Err(why)),
+    };
+    // One that may wait in the middle begins anew where it can.
+    if !file.is_nonblocking() && file.stream().is_some() && file.ready(None) & OUT == 0 {
+        return None;
+    }
+    match write_from(task, &file, a[1], a[2]) {
+        Err(Errno::AGAIN) if !file.is_nonblocking() => None,
+        Ok(count) if count < a[2].min(MOST) && !file.is_nonblocking() && file.stream().is_some() => {
+            // The rest waits.
+            task.written = count;
+            None
+        }
+        result => Some(broken(task, result)),
+    }
+}
+
+async fn read_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64) -> Result<u64> {
+    loop {
+        match read_into(task, file, at, bytes) {
+            Err(Errno::AGAIN) => file.wait(&task.thread, IN).await?,
+            result => return result,
+        }
+    }
+}
+
+async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, mut done: u64) -> Result<u64> {
+    let bytes = bytes.min(MOST);
+    loop {
+        let result = match write_from(task, file, at + done, bytes - done) {
+            Ok(count) => {
+                done += count;
+                if done >= bytes || file.is_nonblocking() || file.stream().is_none() {
+                    return Ok(done);
+                }
+                file.wait(&task.thread, OUT).await
+            }
+            Err(Errno::AGAIN) => file.wait(&task.thread, OUT).await,
+            Err(why) => Err(why),
+        };
+        match result {
+            Ok(()) => {}
+            Err(_) if done > 0 => return Ok(done),
+            Err(why) => return broken(task, Err(why)),
+        }
+    }
+}
+
+pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
+    let file = task.file(a[0])?;
+    read_file(task, &file, a[1], a[2]).await
+}
+
+pub(super) async fn write(task: &mut Task, a: Args) -> Result<u64> {
+    let file = task.file(a[0])?;
+    let done = core::mem::take(&mut task.written);
+    write_file(task, &file, a[1], a[2], done).await
+}
+
+fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
+    if a[2] > u64::from(linux::UIO_MAXIOV) {
+        return Err(Errno::INVAL);
+    }
+    let words = task.space.get_all::<[u64; 2]>(a[1], a[2] as usize)?;
+    let all = words.iter().try_fold(0u64, |all, [_, bytes]| all.checked_add(*bytes));
+    all.filter(|all| *all <= i64::MAX as u64).ok_or(Errno::INVAL)?;
+    Ok(words.into_iter().map(|[at, bytes]| (at, bytes)).collect())
+}
+
+pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
+    let file = task.file(a[0])?;
+    let mut done = 0;
+    for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        let result = match offset {
+            Some(offset) => read_node(task, &**file.node()?, offset + done, at, bytes),
+            // What follows is only taken if it is there.
+            None if done > 0 => read_into(task, &file, at, bytes),
+            None => read_file(task, &file, at, bytes).await,
+        };
+        match result {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => break,
+            Ok(count) => {
+                done += count;
+                if count < bytes {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
+    let file = task.file(a[0])?;
+    let mut done = 0;
+    for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        let result = match offset {
+            Some(offset) => write_node(task, &file, offset + done, at, bytes),
+            None => write_file(task, &file, at, bytes, 0).await,
+        };
+        match result {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => break,
+            Ok(count) => {
+                done += count;
+                if count < bytes {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(done)
+}
+
+fn write_node(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) -> Result<u64> {
+    if !file.is_writable() {
+        return Err(Errno::BADF);
+    }
+    let node = file.node()?;
+    let bytes = bytes.min(MOST);
+    let mut buffer = vec![0; CHUNK.min(bytes as usize)];
+    let mut done = 0;
+    while done < bytes {
+        let most = buffer.len().min((bytes - done) as usize);
+        let moved = task.space.get_bytes(at + done, &mut buffer[..most]);
+        match moved.and_then(|()| node.write_at(offset + done, &buffer[..most])) {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => break,
+            Ok(count) => done += count as u64,
+        }
+    }
+    Ok(done)
+}
+
+pub(super) fn read_at(task: &Task, a: Args) -> Result<u64> {
+    let file = task.file(a[0])?;
+    if !file.is_readable() {
+        return Err(Errno::BADF);
+    }
+    if a[3] > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    read_node(task, &**file.node()?, a[3], a[1], a[2].min(MOST))
+}
+
+pub(super) fn write_at(task: &Task, a: Args) -> Result<u64> {
+    if a[3] > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    write_node(task, &*task.file(a[0])?, a[3], a[1], a[2])
+}
+
+pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
+    let (to, from) = (task.file(a[0])?, task.file(a[1])?);
+    let node = Arc::clone(from.node().map_err(|_| Errno::INVAL)?);
+    let mut offset = if a[2] == 0 { *from.offset.lock() } else { task.space.get(a[2])? };
+    let mut buffer = vec![0; CHUNK];
+    let (mut done, bytes) = (0, a[3].min(MOST));
+    'all: while done < bytes {
+        let most = CHUNK.min((bytes - done) as usize);
+        let count = node.read_at(offset, &mut buffer[..most])?;
+        if count == 0 {
+            break;
+        }
+        let mut sent = 0;
+        while sent < count {
+            match to.write_now(&buffer[sent..count]) {
+                Ok(more) => sent += more,
+                Err(Errno::AGAIN) if !to.is_nonblocking() => {
+                    if to.wait(&task.thread, OUT).await.is_err() {
+                        (offset, done) = (offset + sent as u64, done + sent as u64);
+                        break 'all;
+                    }
+                }
+                Err(_) if done + sent as u64 > 0 => {
+                    (offset, done) = (offset + sent as u64, done + sent as u64);
+                    break 'all;
+                }
+                Err(why) => return broken(task, Err(why)),
+            }
+        }
+        (offset, done) = (offset + count as u64, done + count as u64);
+    }
+    if a[2] == 0 {
+        *from.offset.lock() = offset;
+    } else {
+        task.space.put(a[2], &offset)?;
+    }
+    Ok(done)
+}
+
+pub(super) fn copy_range(task: &Task, a: Args) -> Result<u64> {
+    let (from, to) = (task.file(a[0])?, task.file(a[2])?);
+    if !from.is_readable() || !to.is_writable() {
+        return Err(Errno::BADF);
+    }
+    let (source, target) = (from.node().map_err(|_| Errno::INVAL)?, to.node().map_err(|_| Errno::INVAL)?);
+    let place = |file: &OpenFile, at: u64| if at == 0 { Ok(*file.offset.lock()) } else { task.space.get(at) };
+    let (mut read, mut written) = (place(&from, a[1])?, place(&to, a[3])?);
+    let mut buffer = vec![0; CHUNK];
+    let mut done = 0;
+    while done < a[4].min(MOST) {
+        let most = CHUNK.min((a[4] - done) as usize);
+        let count = source.read_at(read, &mut buffer[..most])?;
+        if count == 0 {
+            break;
+        }
+        let count = target.write_at(written, &buffer[..count])? as u64;
+        (read, written, done) = (read + count, written + count, done + count);
+    }
+    for (file, at, offset) in [(&from, a[1], read), (&to, a[3], written)] {
+        if at == 0 {
+            *file.offset.lock() = offset;
+        } else {
+            task.space.put(at, &offset)?;
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,35 @@
+//! A small kernel that runs Linux programs in a VM of their own.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `machine` | all that needs a hart |
+//! | `memory` | frames, tables, address spaces |
+//! | `fs` | files |
+//! | `task` | threads and processes |
+//! | `call` | system calls |
+//! | `boot` | the start and the end of the VM |
+#![cfg_attr(feature = "machine", no_std)]
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "tests"))]
+
+extern crate alloc;
+
+pub mod boot;
+pub mod call;
+pub mod device;
+pub mod errno;
+pub mod fs;
+pub mod machine;
+pub mod memory;
+pub mod random;
+pub mod task;
+pub mod terminal;
+
+/// The release that programs are told: of a Linux that has the calls of this kernel.
+pub const RELEASE: &str = "6.12.0-vkernel";
+/// The VM's name for programs.
+pub const NAME: &str = "vkernel";
+
+/// Prints a line of the kernel's own.
+pub fn report(line: core::fmt::Arguments<'_>) {
+    machine::put(alloc::format!("vkernel: {line}\r\n").as_bytes());
+}

@@ -1,0 +1,73 @@
+//! In place of a hart: tests run the kernel's pure parts on the host. There are no programs, so nothing of a program is reached.
+
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The floating-point registers of a thread: none here.
+#[derive(Debug, Default)]
+pub struct FloatUse;
+
+/// The host's memory in place of RAM, 2 MiB aligned.
+static RAM: OnceLock<usize> = OnceLock::new();
+/// Its size.
+pub const RAM_BYTES: usize = 64 << 20;
+
+/// Returns the address of the memory in place of RAM.
+fn ram() -> usize {
+    *RAM.get_or_init(|| {
+        let all = vec![0u8; RAM_BYTES + (2 << 20)].leak();
+        all.as_mut_ptr().expose_provenance().next_multiple_of(2 << 20)
+    })
+}
+
+/// The physical address at which tests have RAM.
+pub const RAM_START: u64 = 0x8000_0000;
+
+/// Returns where a physical address of RAM is.
+#[must_use]
+pub fn direct(pa: u64) -> *mut u8 {
+    core::ptr::with_exposed_provenance_mut(ram() + (pa - RAM_START) as usize)
+}
+
+/// Returns the index of this hart: there is one.
+#[must_use]
+pub fn hart_index() -> usize {
+    0
+}
+
+/// Returns the nanoseconds since the first call.
+#[must_use]
+pub fn ticks() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// No hart waits.
+pub fn interrupt_harts(_harts: u64) {}
+
+/// Nothing translates here.
+pub fn fence(_asid: u16, _page: Option<u64>) {}
+
+/// Nothing translates here.
+pub fn fence_all() {}
+
+/// Nothing translates here.
+pub fn fence_harts(_harts: u64, _asid: u16, _start: u64, _bytes: u64) {}
+
+/// The kernel's own table: none.
+#[must_use]
+pub fn kernel_root() -> u64 {
+    0
+}
+
+/// No timer is there.
+pub fn set_timer(_at: u64) {}
+
+/// Nothing is shown.
+pub fn put(_bytes: &[u8]) {}
+
+/// There is no input.
+#[must_use]
+pub fn read_input(_to: &mut [u8]) -> usize {
+    0
+}

@@ -1,0 +1,208 @@
+//! Sv39 tables of programs' spaces. An entry of a program's page has a reference to the frame.
+#![expect(unsafe_code, reason = "tables are memory by its address")]
+
+use super::frames::{Frame, PAGE};
+use crate::machine::{direct, kernel_root};
+use bitflags::bitflags;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The end of programs' addresses: the lower half of Sv39.
+pub const USER_END: u64 = 1 << 38;
+const PAGE_U64: u64 = PAGE as u64;
+
+bitflags! {
+    /// Rights of a program to a page.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Rights: u64 {
+        /// Loads.
+        const R = 1 << 1;
+        /// Stores.
+        const W = 1 << 2;
+        /// Fetches.
+        const X = 1 << 3;
+    }
+}
+
+/// V, U, A and D: set in every leaf, so that the hart never has to set them.
+const LEAF: u64 = 0b1101_0001;
+const VALID: u64 = 1;
+const RIGHTS: u64 = 0b1110;
+const PPN: u64 = (1 << 44) - 1;
+
+/// A leaf: a page of a program's and the rights to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaf {
+    /// The frame's physical address.
+    pub pa: u64,
+    /// The rights. A leaf without rights is not there for the hart, and has its frame nevertheless.
+    pub rights: Rights,
+}
+
+/// Marks an entry that has a frame and no rights: V is 0.
+const HELD: u64 = 1 << 8;
+
+impl Leaf {
+    fn encode(self) -> u64 {
+        let place = self.pa / PAGE_U64 << 10;
+        if self.rights.is_empty() { place | HELD } else { place | LEAF | self.rights.bits() }
+    }
+
+    fn decode(entry: u64) -> Option<Self> {
+        let rights = Rights::from_bits_truncate(entry & RIGHTS);
+        let is_there = entry & VALID != 0 || entry & HELD != 0;
+        is_there.then_some(Self { pa: (entry >> 10 & PPN) * PAGE_U64, rights })
+    }
+}
+
+/// The tables of a space.
+#[derive(Debug)]
+pub struct Table {
+    root: Frame,
+}
+
+fn entries(pa: u64) -> &'static [AtomicU64; 512] {
+    // SAFETY: tables are made of whole frames, which stay while their `Table` does; every pattern is a valid word.
+    unsafe { &*direct(pa).cast() }
+}
+
+fn index(va: u64, level: u32) -> usize {
+    (va >> (12 + 9 * level)) as usize % 512
+}
+
+impl Table {
+    /// Makes an empty one, which maps the kernel; `None` if there is no memory.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let root = Frame::zeroed()?;
+        if kernel_root() != 0 {
+            let (own, kernel) = (entries(root.pa()), entries(kernel_root()));
+            for (to, from) in own.iter().zip(kernel).skip(256) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+        Some(Self { root })
+    }
+
+    /// Returns the physical address of the root.
+    #[must_use]
+    pub fn root(&self) -> u64 {
+        self.root.pa()
+    }
+
+    /// Finds the entry of a page. Makes tables on the way if `grow`, as far as there is memory.
+    fn entry(&self, va: u64, grow: bool) -> Option<&'static AtomicU64> {
+        debug_assert!(va < USER_END);
+        let mut table = entries(self.root.pa());
+        for level in [2, 1] {
+            let entry = &table[index(va, level)];
+            let mut value = entry.load(Ordering::Relaxed);
+            if value & VALID == 0 {
+                if !grow {
+                    return None;
+                }
+                value = Frame::zeroed()?.into_pa() / PAGE_U64 << 10 | VALID;
+                entry.store(value, Ordering::Release);
+            }
+            table = entries((value >> 10 & PPN) * PAGE_U64);
+        }
+        Some(&table[index(va, 0)])
+    }
+
+    /// Returns the leaf of a page.
+    #[must_use]
+    pub fn leaf(&self, va: u64) -> Option<Leaf> {
+        Leaf::decode(self.entry(va, false)?.load(Ordering::Relaxed))
+    }
+
+    /// Maps a page. Returns the frame that was mapped there before.
+    ///
+    /// # Errors
+    /// The frame itself, if there is no memory for a table.
+    pub fn map(&mut self, va: u64, frame: Frame, rights: Rights) -> Result<Option<Frame>, Frame> {
+        let Some(entry) = self.entry(va, true) else { return Err(frame) };
+        let old = Leaf::decode(entry.load(Ordering::Relaxed));
+        entry.store(Leaf { pa: frame.into_pa(), rights }.encode(), Ordering::Release);
+        // SAFETY: the entry had the reference until now.
+        Ok(old.map(|leaf| unsafe { Frame::from_pa(leaf.pa) }))
+    }
+
+    /// Changes the rights to a page that is mapped.
+    pub fn protect(&mut self, va: u64, rights: Rights) {
+        if let Some(entry) = self.entry(va, false)
+            && let Some(leaf) = Leaf::decode(entry.load(Ordering::Relaxed))
+        {
+            entry.store(Leaf { rights, ..leaf }.encode(), Ordering::Release);
+        }
+    }
+
+    /// Unmaps a page. Returns its frame.
+    pub fn unmap(&mut self, va: u64) -> Option<Frame> {
+        let entry = self.entry(va, false)?;
+        let leaf = Leaf::decode(entry.load(Ordering::Relaxed))?;
+        entry.store(0, Ordering::Release);
+        // SAFETY: the entry had the reference until now.
+        Some(unsafe { Frame::from_pa(leaf.pa) })
+    }
+
+    /// Returns another reference to a page's frame, with the rights to it.
+    #[must_use]
+    pub fn frame(&self, va: u64) -> Option<(Frame, Rights)> {
+        let leaf = self.leaf(va)?;
+        // SAFETY: the entry keeps its reference while the table is borrowed.
+        Some((unsafe { Frame::another(leaf.pa) }, leaf.rights))
+    }
+
+    /// Calls `then` for each page that is mapped in a range, in order.
+    pub fn each(&self, start: u64, end: u64, mut then: impl FnMut(u64, Leaf)) {
+        let mut va = start;
+        while va < end {
+            let mut table = entries(self.root.pa());
+            let mut level = 2;
+            let skipped = loop {
+                if level == 0 {
+                    break None;
+                }
+                let value = table[index(va, level)].load(Ordering::Relaxed);
+                if value & VALID == 0 {
+                    break Some(PAGE_U64 << (9 * level));
+                }
+                table = entries((value >> 10 & PPN) * PAGE_U64);
+                level -= 1;
+            };
+            if let Some(bytes) = skipped {
+                va = (va & !(bytes - 1)) + bytes;
+                continue;
+            }
+            let last = end.min((va & !(PAGE_U64 * 512 - 1)) + PAGE_U64 * 512);
+            while va < last {
+                if let Some(leaf) = Leaf::decode(table[index(va, 0)].load(Ordering::Relaxed)) {
+                    then(va, leaf);
+                }
+                va += PAGE_U64;
+            }
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        /// Drops all that a table of the level has references to.
+        fn clear(pa: u64, level: u32, entries_used: usize) {
+            for entry in &entries(pa)[..entries_used] {
+                let value = entry.load(Ordering::Relaxed);
+                let below = (value >> 10 & PPN) * PAGE_U64;
+                if level == 0 {
+                    if let Some(leaf) = Leaf::decode(value) {
+                        // SAFETY: the entry had the reference, and is not read again.
+                        drop(unsafe { Frame::from_pa(leaf.pa) });
+                    }
+                } else if value & VALID != 0 {
+                    clear(below, level - 1, 512);
+                    // SAFETY: as above.
+                    drop(unsafe { Frame::from_pa(below) });
+                }
+            }
+        }
+        clear(self.root.pa(), 2, 256);
+    }
+}
