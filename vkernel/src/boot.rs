@@ -5,7 +5,7 @@ use crate::fs::memory::MemoryNode;
 use crate::fs::path::{Last, Place, Position};
 use crate::fs::{New, Node, device, process as proc};
 use crate::task::process::{self, Process, Thread};
-use crate::{machine, terminal};
+use crate::{link, machine, terminal};
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -118,6 +118,7 @@ mod on_machine {
     use super::*;
     use crate::call;
     use crate::call::Strings;
+    use abi::exec::Io;
     use crate::fs::descriptors::{Descriptors, OpenFile};
     use crate::machine::{Boot, FloatUse};
     use crate::memory::{frames, space};
@@ -134,7 +135,7 @@ mod on_machine {
     use linux_raw_sys::general as linux;
 
     /// The file in the archive that says which program runs.
-    const START: &str = "/.vkernel";
+    const START: &str = abi::exec::FILE;
 
     /// The facts of the device tree.
     struct Machine {
@@ -193,6 +194,25 @@ mod on_machine {
         clock.reg().ok()??.next()?.address().ok()
     }
 
+    /// Finds the devices. It needs the heap.
+    fn find_devices(boot: Boot) -> crate::device::Board {
+        let tree = Fdt::new(tree(boot.device_tree)).expect("read before");
+        let mut board = crate::device::Board::default();
+        let Some(soc) = tree.find_node("/soc") else { return board };
+        for node in soc.children() {
+            let at = || node.reg().ok()??.next()?.address::<u64>().ok();
+            let Some(at) = at() else { continue };
+            if node.name().starts_with("plic@") || node.name().starts_with("interrupt-controller@") {
+                board.plic = Some(at);
+            } else if node.name().starts_with("virtio_mmio@")
+                && let Some(source) = node.property("interrupts").map(|property| number(property.value()))
+            {
+                board.virtio.push((at, source as u32));
+            }
+        }
+        board
+    }
+
     #[expect(unsafe_code, reason = "a device's registers")]
     fn time_of_day(clock: u64) -> u64 {
         let at = machine::direct(clock).expose_provenance() as u64;
@@ -211,6 +231,7 @@ mod on_machine {
         timers::start(facts.per_second, facts.clock.map_or(0, time_of_day));
         crate::random::start(&facts.seed);
         space::go_online(machine::asid_mask());
+        crate::device::start(&find_devices(boot), boot.hart);
         start_harts(boot);
         let kernel = Process::kernel();
         if let Err(why) = start_first(&kernel, facts.archive) {
@@ -276,8 +297,16 @@ mod on_machine {
         terminal::begin_session(pid);
         FIRST.store(pid, Ordering::Relaxed);
         let mut files = Descriptors::default();
-        let console = OpenFile::of(terminal::terminal(), linux::O_RDWR);
-        (0..3).for_each(|fd| drop(files.set(fd, Arc::clone(&console), false)));
+        link::begin(start.io, pid);
+        if start.io == Io::Pipes {
+            for (fd, pipe) in (0..).zip([link::Pipe::Input, link::Pipe::Output, link::Pipe::Error]) {
+                let access = if fd == 0 { linux::O_RDONLY } else { linux::O_WRONLY };
+                files.set(fd, OpenFile::of(pipe.stream(), access), false);
+            }
+        } else {
+            let console = OpenFile::of(terminal::terminal(), linux::O_RDWR);
+            (0..3).for_each(|fd| drop(files.set(fd, Arc::clone(&console), false)));
+        }
         let (files, position) = (Arc::new(spin::Mutex::new(files)), Arc::new(spin::Mutex::new(position)));
         let thread = Thread::new(pid, &process, files, position, 0);
         let space = Arc::clone(loaded.space());
@@ -293,7 +322,7 @@ mod on_machine {
         };
         let mut bytes = vec![0; place.node.status().bytes as usize];
         place.node.read_at(0, &mut bytes).map_err(|why| format!("{START}: error {}", why.0))?;
-        root.node.unlink(START.trim_start_matches('/'), false).map_err(|why| format!("{START}: error {}", why.0))?;
+        root.node.unlink(START, false).map_err(|why| format!("{START}: error {}", why.0))?;
         abi::exec::Start::decode(&bytes).ok_or_else(|| format!("{START} is not what this kernel reads"))
     }
 

@@ -18,6 +18,7 @@ pub mod call;
 pub mod device;
 pub mod errno;
 pub mod fs;
+pub mod link;
 pub mod machine;
 pub mod memory;
 pub mod random;
@@ -31,5 +32,9 @@ pub const NAME: &str = "vkernel";
 
 /// Prints a line of the kernel's own.
 pub fn report(line: core::fmt::Arguments<'_>) {
-    machine::put(alloc::format!("vkernel: {line}\r\n").as_bytes());
+    if link::is_used() {
+        link::say(alloc::format!("{line}").as_bytes());
+    } else {
+        machine::put(alloc::format!("vkernel: {line}\r\n").as_bytes());
+    }
 }

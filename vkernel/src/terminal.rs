@@ -2,7 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::fs::{IN, Kind, OUT, Ready, Status, Stream, device};
-use crate::machine;
+use crate::{link, machine};
 use crate::task::signal::{self, Info, number};
 use crate::task::wait::WaitQueue;
 use crate::task::{Process, Task};
@@ -117,6 +117,17 @@ pub fn input(bytes: &[u8]) {
     bytes.iter().for_each(|byte| the_terminal().key(*byte));
 }
 
+/// Prints where the terminal is: at the host's side of the port, or on the VM's console.
+fn put(bytes: &[u8]) {
+    if link::is_terminal() { link::print(bytes) } else { machine::put(bytes) }
+}
+
+/// Ends the session: the host's terminal is gone.
+pub fn hang_up() {
+    let foreground = the_terminal().inner.lock().foreground;
+    signal::send_to_group(foreground, Info::kernel(number::HUP));
+}
+
 /// Returns whether there is room for input.
 #[must_use]
 pub fn has_room() -> bool {
@@ -203,7 +214,7 @@ impl Terminal {
             inner.edited.truncate(kept);
             drop(inner);
             if settings.is_local(linux::ECHO) {
-                (0..characters).for_each(|_| machine::put(b"\x08 \x08"));
+                (0..characters).for_each(|_| put(b"\x08 \x08"));
             }
             return;
         }
@@ -230,8 +241,8 @@ impl Terminal {
         for byte in bytes {
             match byte {
                 b'\n' | b'\t' => self.print(settings, &[*byte]),
-                byte if *byte < 32 && settings.is_local(linux::ECHOCTL) => machine::put(&[b'^', byte + 64]),
-                byte => machine::put(&[*byte]),
+                byte if *byte < 32 && settings.is_local(linux::ECHOCTL) => put(&[b'^', byte + 64]),
+                byte => put(&[*byte]),
             }
         }
     }
@@ -239,13 +250,13 @@ impl Terminal {
     #[expect(clippy::unused_self, reason = "an operation of the terminal's")]
     fn print(&self, settings: &Settings, bytes: &[u8]) {
         if settings.output & (linux::OPOST | linux::ONLCR) != linux::OPOST | linux::ONLCR {
-            return machine::put(bytes);
+            return put(bytes);
         }
         for (n, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
             if n > 0 {
-                machine::put(b"\r\n");
+                put(b"\r\n");
             }
-            machine::put(line);
+            put(line);
         }
     }
 
@@ -295,6 +306,9 @@ impl Stream for Terminal {
 
     fn write(&self, from: &[u8]) -> Result<usize> {
         let settings = self.inner.lock().settings;
+        if link::is_terminal() && !link::has_room() {
+            return Err(Errno::AGAIN);
+        }
         self.print(&settings, from);
         Ok(from.len())
     }
@@ -306,6 +320,14 @@ impl Stream for Terminal {
         let inner = self.inner.lock();
         let has_input =
             if inner.settings.is_local(linux::ICANON) { !inner.lines.is_empty() } else { !inner.ready.is_empty() };
+        drop(inner);
+        if link::is_terminal() {
+            if let Some(waker) = waker {
+                link::watch(waker);
+            }
+            let output = if link::has_room() { OUT } else { 0 };
+            return if has_input { IN | output } else { output };
+        }
         if has_input { IN | OUT } else { OUT }
     }
 

@@ -3,6 +3,7 @@
 mod bench;
 mod console;
 mod control;
+mod exec;
 mod gdb;
 mod port;
 mod run;
@@ -28,6 +29,7 @@ struct Command {
 #[derive(Debug, Subcommand)]
 enum Action {
     Run(Box<run::RunArgs>),
+    Exec(Box<exec::ExecArgs>),
     Ps(control::PsArgs),
     Top(watch::TopArgs),
     Stats(control::StatsArgs),
@@ -65,7 +67,7 @@ impl Action {
     /// The programs and packages that it needs.
     fn needs(&self) -> Vec<Need> {
         match self {
-            Self::Run(_) => Need::GUESTS.to_vec(),
+            Self::Run(_) | Self::Exec(_) => Need::GUESTS.to_vec(),
             Self::Bench(args) => args.needs(),
             Self::Test(args) => args.needs(),
             // They speak to what runs.
@@ -102,6 +104,7 @@ pub fn main() -> ExitCode {
     let command = Command::try_parse().unwrap_or_else(|why| wrong_usage(&why));
     let result = match command.action {
         Action::Run(args) => args.run(),
+        Action::Exec(args) => args.run(),
         Action::Ps(args) => args.run(),
         Action::Top(args) => args.run(),
         Action::Stats(args) => args.run(),

@@ -12,8 +12,10 @@ const INIT: &str = include_str!("initramfs/init.sh");
 const INIT_ROOT: &str = include_str!("initramfs/init-root.sh");
 /// The common start of both scripts.
 const COMMON: &str = include_str!("initramfs/common.sh");
-const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
-const GROUP: &str = "root:x:0:\ntty:x:5:\n";
+/// The only user.
+pub(super) const PASSWD: &str = "root::0:0:root:/root:/bin/sh\n";
+/// Its groups.
+pub(super) const GROUP: &str = "root:x:0:\ntty:x:5:\n";
 const PROFILE: &str = "export PATH=/bin HOME=/root PS1='\\h:\\w# '\n";
 
 /// The folders that are always there.
@@ -159,7 +161,7 @@ impl Archive {
 
 /// The names of busybox's applets: a sorted table of strings in the program, which we cannot run
 /// here to ask.
-fn applets(busybox: &[u8]) -> Result<Vec<&str>, InitramfsError> {
+pub(super) fn applets(busybox: &[u8]) -> Result<Vec<&str>, InitramfsError> {
     const START: &[u8] = b"[\0[[\0";
     let start = busybox.windows(START.len()).position(|window| window == START);
     let table = start.map_or(&[][..], |start| &busybox[start..]);

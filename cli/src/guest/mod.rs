@@ -6,3 +6,4 @@ pub mod debian;
 pub mod drivers;
 pub mod initramfs;
 pub mod modules;
+pub mod program;

@@ -68,6 +68,17 @@ pub fn hypervisor() -> Result<PathBuf, BuildError> {
     programs.get(HYPERVISOR).cloned().ok_or(missing)
 }
 
+/// Builds the vkernel; returns the ELF file.
+///
+/// # Errors
+/// [`BuildError`].
+pub fn vkernel() -> Result<PathBuf, BuildError> {
+    const NAME: &str = "gnomon-vkernel";
+    let what = "the vkernel";
+    let programs = build(what, &["--target", TARGET, "-p", "vkernel", "--features", "machine", "--bin", NAME])?;
+    programs.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
+}
+
 /// Builds the test guests; returns the ELF files by name.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 pub mod console;
 mod input;
 mod prepare;
+pub mod program;
 mod report;
 mod show;
 mod spec;

@@ -104,6 +104,12 @@ pub fn is_timer_due() -> bool {
     csr::sip::read() & 1 << 5 != 0
 }
 
+/// Returns whether a device interrupts this hart.
+#[must_use]
+pub fn is_external_pending() -> bool {
+    csr::sip::read() & 1 << 9 != 0
+}
+
 /// Ends the interrupt that another hart has sent.
 pub fn clear_ipi() {
     // SAFETY: the bit of software interrupts.
