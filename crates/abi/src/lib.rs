@@ -17,6 +17,7 @@ pub mod root_cache;
 pub mod share;
 pub mod snapshot;
 pub mod tunable;
+pub mod vmspace;
 
 use alloc::format;
 use alloc::string::String;

@@ -74,14 +74,18 @@ pub(super) fn protect(task: &Task, [at, bytes, protection, ..]: Args) -> Result<
 }
 
 pub(super) fn remap(task: &Task, [at, old, new, flags, to, _]: Args) -> Result<u64> {
+    const KNOWN: u32 = linux::MREMAP_MAYMOVE | linux::MREMAP_FIXED | linux::MREMAP_DONTUNMAP;
     let has = |flag: u32| flags & u64::from(flag) != 0;
+    if flags & !u64::from(KNOWN) != 0 || has(linux::MREMAP_DONTUNMAP) && !has(linux::MREMAP_MAYMOVE) {
+        return Err(Errno::INVAL);
+    }
     let to = match (has(linux::MREMAP_MAYMOVE), has(linux::MREMAP_FIXED)) {
         (false, true) => return Err(Errno::INVAL),
         (true, true) => Remap::To(to),
         (true, false) => Remap::Anywhere,
         (false, false) => Remap::InPlace,
     };
-    task.space.remap(at, old, new, to)
+    task.space.remap(at, old, new, to, has(linux::MREMAP_DONTUNMAP))
 }
 
 pub(super) fn advise(task: &Task, [at, bytes, advice, ..]: Args) -> Result<u64> {
@@ -129,6 +133,6 @@ pub(super) fn synchronise(task: &Task, [at, bytes, ..]: Args) -> Result<u64> {
 
 #[expect(clippy::unnecessary_wraps, reason = "as other calls")]
 pub(super) fn flush_code(task: &Task) -> Result<u64> {
-    machine::fence_code(task.space.harts() & !(1 << machine::hart_index()));
+    machine::fence_code(task.space.translation().harts() & !(1 << machine::hart_index()));
     Ok(0)
 }

@@ -71,6 +71,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_mincore => memory::in_core(task, a),
         linux::__NR_msync => memory::synchronise(task, a),
         linux::__NR_mlock | linux::__NR_munlock | linux::__NR_mlockall | linux::__NR_munlockall | linux::__NR_mlock2 => Ok(0),
+        #[cfg(feature = "machine")]
         linux::__NR_riscv_flush_icache => memory::flush_code(task),
 
         linux::__NR_close => file::close(task, a),
@@ -191,10 +192,16 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_getpriority => Ok(20),
         linux::__NR_getcpu => system::hart(task, a),
         linux::__NR_membarrier => system::barrier(task, a),
+        #[cfg(feature = "machine")]
         linux::__NR_riscv_hwprobe => system::probe(task, a),
         linux::__NR_personality => Ok(0),
         linux::__NR_syslog => Ok(0),
         linux::__NR_sethostname | linux::__NR_setdomainname => Err(Errno::PERM),
+        // There is no network.
+        linux::__NR_socket | linux::__NR_socketpair => Err(Errno::AFNOSUPPORT),
+        #[cfg(feature = "machine")]
+        linux::__NR_bind..=linux::__NR_recvmsg => task.file(a[0]).and(Err(Errno::NOTSOCK)),
+        linux::__NR_rseq => Err(Errno::NOSYS),
         linux::__NR_reboot => system::reboot(task, a),
         _ => return None,
     })

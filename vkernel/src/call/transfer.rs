@@ -29,13 +29,22 @@ fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
         return Ok(count);
     }
     let mut buffer = vec![0; CHUNK.min(bytes as usize)];
-    // So that no bytes are lost to an address that cannot be written.
-    if !buffer.is_empty() {
-        task.space.check_writable(at, buffer.len() as u64)?;
+    let mut done = 0;
+    loop {
+        let most = buffer.len().min((bytes - done) as usize);
+        // So that no bytes are lost to an address that cannot be written.
+        let moved = task.space.check_writable(at + done, most as u64).and_then(|()| file.read_now(&mut buffer[..most]));
+        let count = match moved {
+            Err(why) if done == 0 => return Err(why),
+            Err(_) => return Ok(done),
+            Ok(count) => count,
+        };
+        task.space.put_bytes(at + done, &buffer[..count])?;
+        done += count as u64;
+        if count < most || done == bytes {
+            return Ok(done);
+        }
     }
-    let count = file.read_now(&mut buffer)?;
-    task.space.put_bytes(at, &buffer[..count])?;
-    Ok(count as u64)
 }
 
 fn read_node(task: &Task, node: &dyn crate::fs::Node, offset: u64, at: u64, bytes: u64) -> Result<u64> {

@@ -1,4 +1,5 @@
 //! In place of a hart: tests run the kernel's pure parts on the host. There are no programs, so nothing of a program is reached.
+#![expect(unsafe_code, reason = "the functions of the machine are unsafe there")]
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -46,7 +47,7 @@ pub fn ticks() -> u64 {
 pub fn interrupt_harts(_harts: u64) {}
 
 /// Nothing translates here.
-pub fn fence(_asid: u16, _page: Option<u64>) {}
+pub fn fence(_asid: Option<u16>, _page: Option<u64>) {}
 
 /// Nothing translates here.
 pub fn fence_all() {}
@@ -70,4 +71,98 @@ pub fn put(_bytes: &[u8]) {}
 #[must_use]
 pub fn read_input(_to: &mut [u8]) -> usize {
     0
+}
+
+/// There is no Gnomon below.
+#[must_use]
+pub fn create_space(_root: u64) -> Option<u64> {
+    None
+}
+
+/// There is no Gnomon below.
+pub fn destroy_space(_handle: u64) {}
+
+/// There is no Gnomon below.
+pub fn switch_space(_handle: u64) {}
+
+/// There is no Gnomon below.
+pub fn invalidate_space(_handle: u64, _start: u64, _bytes: u64) {}
+
+/// No program runs here.
+///
+/// # Safety
+/// None is needed.
+#[must_use]
+pub unsafe fn copy(_to: u64, _from: u64, bytes: usize) -> usize {
+    bytes
+}
+
+/// No program runs here.
+///
+/// # Safety
+/// None is needed.
+#[must_use]
+pub unsafe fn load_word(_at: u64) -> Option<u32> {
+    None
+}
+
+/// No program runs here.
+///
+/// # Safety
+/// None is needed.
+#[must_use]
+pub unsafe fn compare_exchange(_at: u64, _old: u32, _new: u32) -> Option<u32> {
+    None
+}
+
+/// No program runs here.
+///
+/// # Panics
+/// Always.
+pub fn enter_user(_context: &mut super::Context) -> super::Trap {
+    unimplemented_here()
+}
+
+/// No program runs here.
+///
+/// # Panics
+/// Always.
+pub fn run_space(_handle: u64, _context: &mut super::Context) -> super::Trap {
+    unimplemented_here()
+}
+
+fn unimplemented_here() -> ! {
+    panic!("programs run on the machine only")
+}
+
+/// There is no interrupt.
+pub fn clear_ipi() {}
+
+/// There is one hart.
+pub fn fence_code(_harts: u64) {}
+
+/// There are no registers.
+pub fn take_float(_float: &FloatUse) {}
+
+/// There are no registers.
+pub fn leave_float(_float: &mut FloatUse) {}
+
+/// There are no registers.
+#[must_use]
+pub fn float_state(_float: &mut FloatUse) -> ([u64; 32], u64) {
+    ([0; 32], 0)
+}
+
+/// There are no registers.
+pub fn set_float_state(_float: &mut FloatUse, _f: [u64; 32], _fcsr: u64) {}
+
+/// There are no registers.
+pub fn clear_float(_float: &mut FloatUse) {}
+
+impl FloatUse {
+    /// All registers zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self
+    }
 }

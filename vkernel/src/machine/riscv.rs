@@ -7,12 +7,14 @@ mod float;
 mod heap;
 mod trap;
 mod user;
+mod vmspace;
 
 pub use console::{put, read_input};
 pub use entry::Boot;
 pub use float::{FloatUse, clear_float, float_state, leave_float, set_float_state, take_float};
 pub use trap::enter_user;
-pub use user::{copy, compare_exchange, load_word, zero};
+pub use user::{compare_exchange, copy, load_word};
+pub use vmspace::{create_space, destroy_space, invalidate_space, run_space, switch_space, way_to_use};
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -130,13 +132,15 @@ fn each_id(mut harts: u64, mut then: impl FnMut(u64)) {
     }
 }
 
-/// Forgets translations of an address space on this hart: of one page, or of all.
-pub fn fence(asid: u16, page: Option<u64>) {
+/// Forgets translations on this hart: of one address space or of all, of one page or of all. Both of all is [`fence_all`].
+pub fn fence(asid: Option<u16>, page: Option<u64>) {
     // SAFETY: fences have no other effect.
     unsafe {
-        match page {
-            Some(at) => asm!("sfence.vma {}, {}", in(reg) at, in(reg) u64::from(asid), options(nostack)),
-            None => asm!("sfence.vma x0, {}", in(reg) u64::from(asid), options(nostack)),
+        match (page, asid.map(u64::from)) {
+            (Some(at), Some(asid)) => asm!("sfence.vma {}, {}", in(reg) at, in(reg) asid, options(nostack)),
+            (Some(at), None) => asm!("sfence.vma {}, x0", in(reg) at, options(nostack)),
+            (None, Some(asid)) => asm!("sfence.vma x0, {}", in(reg) asid, options(nostack)),
+            (None, None) => asm!("sfence.vma", options(nostack)),
         }
     }
 }

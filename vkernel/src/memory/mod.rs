@@ -4,4 +4,5 @@ pub mod frames;
 pub mod object;
 pub mod space;
 pub mod table;
+pub mod translation;
 pub mod user;

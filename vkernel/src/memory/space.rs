@@ -16,13 +16,12 @@
 
 use super::frames::{Frame, Freed, PAGE};
 use super::object::{NoPage, Object, Store};
+use super::translation::{self, Translation};
 pub use super::table::{Rights, Table, USER_END};
 use crate::errno::{Errno, Result};
-use crate::machine::{self, MAX_HARTS};
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
 use spin::{Mutex, MutexGuard, Once};
 
 const PAGE_U64: u64 = PAGE as u64;
@@ -124,61 +123,15 @@ struct Inner {
 /// An address space.
 #[derive(Debug)]
 pub struct Space {
+    /// Before the tables, so that it is dropped before them.
+    translation: Translation,
     inner: Mutex<Inner>,
-    /// Never 0, never used again.
-    id: u64,
-    asid: u16,
-    root: u64,
-    /// Harts that may have translations of the space: a bit for each index.
-    harts: AtomicU64,
 }
 
-/// The number of the space that each hart translates by; 0 is none.
-static CURRENT: [AtomicU64; MAX_HARTS] = [const { AtomicU64::new(0) }; MAX_HARTS];
-/// Those spaces: one stays while a hart translates by it.
-static HELD: [Mutex<Option<Arc<Space>>>; MAX_HARTS] = [const { Mutex::new(None) }; MAX_HARTS];
 static ZEROES: Once<Frame> = Once::new();
 
 fn zeroes() -> Option<&'static Frame> {
     ZEROES.try_call_once(|| Frame::zeroed().ok_or(())).ok()
-}
-
-/// ASIDs. One that a space has given back may have translations on any hart until all harts are fenced.
-#[derive(Debug)]
-struct Asids {
-    mask: u16,
-    next: u16,
-    used: Vec<u16>,
-    clean: Vec<u16>,
-}
-
-static ASIDS: Mutex<Asids> = Mutex::new(Asids { mask: 0, next: 0, used: Vec::new(), clean: Vec::new() });
-/// Harts that translate at all: a bit for each index.
-static ONLINE: AtomicU64 = AtomicU64::new(0);
-
-/// Says that this hart runs programs, and with which ASIDs.
-pub fn go_online(asid_mask: u16) {
-    ONLINE.fetch_or(1 << machine::hart_index(), Ordering::SeqCst);
-    ASIDS.lock().mask = asid_mask;
-}
-
-impl Asids {
-    /// Returns an ASID without translations; 0 if the harts have none.
-    fn take(&mut self) -> u16 {
-        if self.next < self.mask {
-            self.next += 1;
-            return self.next;
-        }
-        if self.clean.is_empty() && !self.used.is_empty() {
-            machine::fence_all();
-            let others = ONLINE.load(Ordering::SeqCst) & !(1 << machine::hart_index());
-            for asid in &self.used {
-                machine::fence_harts(others, *asid, 0, u64::MAX);
-            }
-            self.clean.append(&mut self.used);
-        }
-        self.clean.pop().unwrap_or(0)
-    }
 }
 
 /// Pages that are to be fenced, and frames that are free afterwards.
@@ -212,13 +165,11 @@ impl Edit<'_> {
 impl Drop for Edit<'_> {
     fn drop(&mut self) {
         if self.start < self.end {
-            self.space.fence(self.start, self.end);
+            self.space.translation.fence(self.start, self.end);
         }
         // The frames go behind the fence: fields are dropped after this.
     }
 }
-
-static SPACES: AtomicU64 = AtomicU64::new(0);
 
 impl Space {
     /// Makes an empty space.
@@ -227,17 +178,15 @@ impl Space {
     /// `ENOMEM`.
     pub fn new() -> Result<Arc<Self>> {
         let table = Table::new().ok_or(Errno::NOMEM)?;
-        let root = table.root();
-        let id = SPACES.fetch_add(1, Ordering::Relaxed) + 1;
-        let asid = ASIDS.lock().take();
+        let translation = Translation::new(table.root()).ok_or(Errno::NOMEM)?;
         let inner = Mutex::new(Inner { table, regions: BTreeMap::new(), heap: (0, 0) });
-        Ok(Arc::new(Self { inner, id, asid, root, harts: AtomicU64::new(0) }))
+        Ok(Arc::new(Self { translation, inner }))
     }
 
-    /// Returns a number that no other space has or had.
+    /// Returns the space as harts know it.
     #[must_use]
-    pub fn id(&self) -> u64 {
-        self.id
+    pub fn translation(&self) -> &Translation {
+        &self.translation
     }
 
     fn edit(&self) -> Edit<'_> {
@@ -246,64 +195,7 @@ impl Space {
 
     /// Makes this hart translate by the space.
     pub fn activate(self: &Arc<Self>) {
-        let hart = machine::hart_index();
-        if CURRENT[hart].load(Ordering::Relaxed) == self.id {
-            return;
-        }
-        // In this order: see `fence`.
-        CURRENT[hart].store(self.id, Ordering::SeqCst);
-        self.harts.fetch_or(1 << hart, Ordering::SeqCst);
-        self.load();
-        let before = HELD[hart].lock().replace(Arc::clone(self));
-        drop(before);
-    }
-
-    #[cfg(feature = "machine")]
-    #[expect(unsafe_code, reason = "what translates changes")]
-    fn load(&self) {
-        // SAFETY: each table of a space maps the kernel, and `HELD` keeps the space.
-        unsafe { machine::set_space(self.root, self.asid) };
-        if self.asid == 0 {
-            machine::fence_all();
-        }
-    }
-
-    #[cfg(not(feature = "machine"))]
-    #[expect(clippy::unused_self, reason = "as on the machine")]
-    fn load(&self) {}
-
-    /// Fences a range on all harts that may have translations of it. A space that only this hart runs needs no other one.
-    fn fence(&self, start: u64, end: u64) {
-        let pages = (end - start) / PAGE_U64;
-        if pages <= 32 {
-            (0..pages).for_each(|page| machine::fence(self.asid, Some(start + page * PAGE_U64)));
-        } else {
-            machine::fence(self.asid, None);
-        }
-        let others = self.harts.load(Ordering::SeqCst) & !(1 << machine::hart_index());
-        if others == 0 {
-            return;
-        }
-        let mut left = others;
-        while left != 0 {
-            let hart = left.trailing_zeros() as usize;
-            left &= left - 1;
-            // A hart that runs other spaces has nothing left after this fence. One that turns to this space meanwhile sets its bit behind
-            // the store that is read here.
-            if CURRENT[hart].load(Ordering::SeqCst) != self.id {
-                self.harts.fetch_and(!(1 << hart), Ordering::SeqCst);
-                if CURRENT[hart].load(Ordering::SeqCst) == self.id {
-                    self.harts.fetch_or(1 << hart, Ordering::SeqCst);
-                }
-            }
-        }
-        machine::fence_harts(others, self.asid, start, end - start);
-    }
-
-    /// Returns the harts, by index, that may have translations of the space.
-    #[must_use]
-    pub fn harts(&self) -> u64 {
-        self.harts.load(Ordering::SeqCst)
+        translation::activate(self);
     }
 
     /// Resolves a page fault: maps the page, and says nothing, or says why it cannot be.
@@ -329,18 +221,18 @@ impl Space {
         if let Some((frame, rights)) = known {
             if rights.contains(access) {
                 // Another hart was here before, or the hart has an old translation.
-                machine::fence(self.asid, Some(va));
+                self.translation.renew(va);
                 return Ok(());
             }
             if region.is_shared || !is_store {
                 inner.table.protect(va, if region.is_shared { region.rights } else { rights | region.without_stores() });
-                machine::fence(self.asid, Some(va));
+                self.translation.renew(va);
                 return Ok(());
             }
             // Its own reference is one, and that of `known`.
             if frame.references() == 2 {
                 inner.table.protect(va, region.rights);
-                machine::fence(self.asid, Some(va));
+                self.translation.renew(va);
                 return Ok(());
             }
             let is_zero = zeroes().is_some_and(|zeroes| *zeroes == frame);
@@ -373,7 +265,7 @@ impl Space {
         };
         inner.table.map(va, frame, rights).map_err(|_| Refusal::NoMemory)?;
         // The hart may have kept that nothing was there.
-        machine::fence(self.asid, Some(va));
+        self.translation.renew(va);
         Ok(())
     }
 
@@ -587,11 +479,11 @@ impl Space {
         range_end(start, bytes).is_ok_and(|end| Self::is_covered(&self.inner.lock(), start, end))
     }
 
-    /// Moves or resizes a region, as `mremap` does. Returns its new address.
+    /// Moves or resizes a region, as `mremap` does. Returns its new address. If `keeps`, the old addresses stay a region, without pages.
     ///
     /// # Errors
     /// `EINVAL`; `EFAULT` if the old range is not in one region; `ENOMEM` if there is no room.
-    pub fn remap(&self, start: u64, old_bytes: u64, new_bytes: u64, to: Remap) -> Result<u64> {
+    pub fn remap(&self, start: u64, old_bytes: u64, new_bytes: u64, to: Remap, keeps: bool) -> Result<u64> {
         let old_end = range_end(start, old_bytes)?;
         let new_bytes = new_bytes.checked_next_multiple_of(PAGE_U64).filter(|bytes| *bytes != 0).ok_or(Errno::INVAL)?;
         let old_bytes = old_end - start;
@@ -602,7 +494,10 @@ impl Space {
             return Err(Errno::FAULT);
         }
         let mut moved = region.from(start - begin);
-        if let Remap::To(_) = to {
+        if keeps && (region.is_shared || new_bytes != old_bytes) {
+            return Err(Errno::INVAL);
+        }
+        if matches!(to, Remap::To(_)) || keeps {
         } else if new_bytes <= old_bytes {
             if new_bytes < old_bytes {
                 Self::clear(&mut edit, start + new_bytes, old_end);
@@ -646,7 +541,9 @@ impl Space {
                 return Err(Errno::NOMEM);
             }
         }
-        Self::clear(&mut edit, start, old_end);
+        if !keeps {
+            Self::clear(&mut edit, start, old_end);
+        }
         Self::insert(&mut edit.inner, new_start, moved);
         Ok(new_start)
     }
@@ -745,7 +642,7 @@ impl Space {
     }
 
     /// Returns a reference to the frame of a page that the access may reach, mapped if it was not.
-    fn reach(&self, va: u64, access: Rights) -> Result<Frame> {
+    pub(super) fn reach(&self, va: u64, access: Rights) -> Result<Frame> {
         loop {
             if let Some((frame, rights)) = self.inner.lock().table.frame(va)
                 && rights.contains(access)
@@ -788,34 +685,6 @@ impl Space {
         Ok(())
     }
 }
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        if self.asid != 0 {
-            ASIDS.lock().used.push(self.asid);
-        }
-    }
-}
-
-/// Makes this hart translate by the kernel's own table, if it translates by a space.
-pub fn leave() {
-    let hart = machine::hart_index();
-    if CURRENT[hart].swap(0, Ordering::SeqCst) != 0 {
-        leave_table();
-        let before = HELD[hart].lock().take();
-        drop(before);
-    }
-}
-
-#[cfg(feature = "machine")]
-#[expect(unsafe_code, reason = "what translates changes")]
-fn leave_table() {
-    // SAFETY: the kernel's own table stays for ever.
-    unsafe { machine::set_space(machine::kernel_root(), 0) };
-}
-
-#[cfg(not(feature = "machine"))]
-fn leave_table() {}
 
 /// The address of a new region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

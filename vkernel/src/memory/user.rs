@@ -1,16 +1,19 @@
 //! Accesses to the memory of the program whose space the hart translates by.
 //!
 //! They are made by the program's own translations, without a lock ([`machine::copy`]). Only a page that is not mapped needs the
-//! space's.
+//! space's. Where Gnomon shadows the tables, the kernel has none of a program's translations, and walks the table.
 #![expect(unsafe_code, reason = "plain values are copied as bytes")]
 
+use super::frames::Frame;
 use super::space::{Refusal, Rights, Space, USER_END};
 use crate::errno::{Errno, Result};
-#[cfg(feature = "machine")]
 use crate::machine;
+use abi::vmspace::Way;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// A value without padding that matters, valid whatever its bytes are.
 ///
@@ -76,6 +79,23 @@ fn check(at: u64, bytes: usize) -> Result<()> {
     }
 }
 
+/// Returns whether the hart translates by the program's table while it is in the kernel. Else the kernel walks the table itself.
+fn is_mapped() -> bool {
+    cfg!(feature = "machine") && super::translation::way() != Way::Soft
+}
+
+/// A word in a frame, which stays.
+struct Word(Frame, usize);
+
+impl Deref for Word {
+    type Target = AtomicU32;
+
+    fn deref(&self) -> &AtomicU32 {
+        // SAFETY: aligned and within the frame; all harts access it as an atomic, or programs as they like.
+        unsafe { &*self.0.at().add(self.1).cast() }
+    }
+}
+
 fn refused(why: Refusal) -> Errno {
     if why == Refusal::NoMemory { Errno::NOMEM } else { Errno::FAULT }
 }
@@ -85,9 +105,11 @@ impl Space {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`.
-    #[cfg(feature = "machine")]
     pub fn get_bytes(&self, at: u64, to: &mut [u8]) -> Result<()> {
         check(at, to.len())?;
+        if !is_mapped() {
+            return self.read(at, to);
+        }
         let start = to.as_mut_ptr().expose_provenance() as u64;
         let mut left = to.len();
         loop {
@@ -105,9 +127,11 @@ impl Space {
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`; the bytes before the first page that cannot be written are written.
-    #[cfg(feature = "machine")]
     pub fn put_bytes(&self, at: u64, from: &[u8]) -> Result<()> {
         check(at, from.len())?;
+        if !is_mapped() {
+            return self.write(at, from);
+        }
         let start = from.as_ptr().expose_provenance() as u64;
         let mut left = from.len();
         loop {
@@ -121,31 +145,15 @@ impl Space {
         }
     }
 
-    /// Zeroes bytes of the program. The space is this hart's.
-    ///
-    /// # Errors
-    /// `EFAULT`, `ENOMEM`.
-    #[cfg(feature = "machine")]
-    pub fn zero_bytes(&self, at: u64, bytes: usize) -> Result<()> {
-        check(at, bytes)?;
-        let mut left = bytes;
-        loop {
-            // SAFETY: the program's range was checked.
-            left = unsafe { machine::zero(at + (bytes - left) as u64, left) };
-            if left == 0 {
-                return Ok(());
-            }
-            self.fault(at + (bytes - left) as u64, Rights::W).map_err(refused)?;
-        }
-    }
-
     /// Loads an aligned word of the program.
     ///
     /// # Errors
     /// `EFAULT`, `ENOMEM`; `EINVAL` if the word is not aligned.
-    #[cfg(feature = "machine")]
     pub fn load_word(&self, at: u64) -> Result<u32> {
         check_word(at)?;
+        if !is_mapped() {
+            return Ok(self.word(at, Rights::R)?.load(Ordering::SeqCst));
+        }
         loop {
             // SAFETY: the address was checked.
             if let Some(word) = unsafe { machine::load_word(at) } {
@@ -159,9 +167,12 @@ impl Space {
     ///
     /// # Errors
     /// As [`Space::load_word`].
-    #[cfg(feature = "machine")]
     pub fn compare_exchange(&self, at: u64, old: u32, new: u32) -> Result<u32> {
         check_word(at)?;
+        if !is_mapped() {
+            let word = self.word(at, Rights::W)?;
+            return Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|word| word));
+        }
         loop {
             // SAFETY: the address was checked.
             if let Some(word) = unsafe { machine::compare_exchange(at, old, new) } {
@@ -171,56 +182,9 @@ impl Space {
         }
     }
 
-    /// Reads bytes of the program.
-    ///
-    /// # Errors
-    /// `EFAULT`.
-    #[cfg(not(feature = "machine"))]
-    pub fn get_bytes(&self, at: u64, to: &mut [u8]) -> Result<()> {
-        check(at, to.len())?;
-        self.read(at, to)
-    }
-
-    /// Writes bytes of the program.
-    ///
-    /// # Errors
-    /// `EFAULT`.
-    #[cfg(not(feature = "machine"))]
-    pub fn put_bytes(&self, at: u64, from: &[u8]) -> Result<()> {
-        check(at, from.len())?;
-        self.write(at, from)
-    }
-
-    /// Zeroes bytes of the program.
-    ///
-    /// # Errors
-    /// `EFAULT`.
-    #[cfg(not(feature = "machine"))]
-    pub fn zero_bytes(&self, at: u64, bytes: usize) -> Result<()> {
-        self.put_bytes(at, &alloc::vec![0; bytes])
-    }
-
-    /// Loads an aligned word of the program.
-    ///
-    /// # Errors
-    /// `EFAULT`; `EINVAL` if the word is not aligned.
-    #[cfg(not(feature = "machine"))]
-    pub fn load_word(&self, at: u64) -> Result<u32> {
-        check_word(at)?;
-        self.get(at)
-    }
-
-    /// Replaces an aligned word of the program if it is the expected one. Returns the word before.
-    ///
-    /// # Errors
-    /// As [`Space::load_word`].
-    #[cfg(not(feature = "machine"))]
-    pub fn compare_exchange(&self, at: u64, old: u32, new: u32) -> Result<u32> {
-        let word = self.load_word(at)?;
-        if word == old {
-            self.put(at, &new)?;
-        }
-        Ok(word)
+    /// A word of the program's in its frame.
+    fn word(&self, at: u64, access: Rights) -> Result<Word> {
+        Ok(Word(self.reach(at, access)?, (at % super::frames::PAGE as u64) as usize))
     }
 
     /// Checks that the program can write all pages of a range, and maps them.

@@ -87,14 +87,14 @@ pub async fn yield_now() {
 /// Runs tasks for ever.
 #[cfg(feature = "machine")]
 pub fn run() -> ! {
-    use crate::memory::space;
+    use crate::memory::translation;
     let own = 1 << machine::hart_index();
     loop {
         while let Some(task) = next() {
             task.run();
         }
         // No space is kept alive by a hart that runs nothing.
-        space::leave();
+        translation::leave();
         IDLE.fetch_or(own, Ordering::SeqCst);
         timers::expire();
         crate::device::poll();

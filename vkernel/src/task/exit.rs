@@ -3,7 +3,7 @@
 use super::process::{self, Change, ExitStatus, Process};
 use super::run::Task;
 use super::{futex, signal};
-use crate::memory::space;
+use crate::memory::{space, translation};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
@@ -28,7 +28,7 @@ pub async fn thread_ends(mut task: Task) {
     };
     process.moves.wake();
     process::give_back_id();
-    space::leave();
+    translation::leave();
     drop(task);
     if is_last {
         process_ends(&process);

@@ -22,7 +22,7 @@ impl Key {
         const OBJECT: u64 = 1 << 63;
         match if is_private { None } else { space.shared_place(at) } {
             Some((object, offset)) => Self(OBJECT | object as u64, offset),
-            None => Self(space.id(), at),
+            None => Self(space.translation().id(), at),
         }
     }
 

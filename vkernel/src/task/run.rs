@@ -6,6 +6,8 @@ use super::{executor, exit, signal_frame, timers};
 use crate::call;
 use crate::machine::{self, Context, FloatUse, Trap};
 use crate::memory::space::{Refusal, Rights, Space};
+use crate::memory::translation;
+use abi::vmspace::Way;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::future::Future;
@@ -127,7 +129,10 @@ impl Task {
         machine::take_float(&self.float);
         timers::arm(executor::turn_end());
         let before = machine::ticks();
-        let trap = machine::enter_user(&mut self.context);
+        let trap = match translation::way() {
+            Way::Soft => machine::run_space(self.space.translation().handle(), &mut self.context),
+            _ => machine::enter_user(&mut self.context),
+        };
         self.thread.process.ticks.fetch_add(machine::ticks() - before, Ordering::Relaxed);
         trap
     }

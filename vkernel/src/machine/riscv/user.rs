@@ -48,24 +48,6 @@ global_asm!(
     "addi a0, a0, 1",
     "addi a1, a1, 1",
     "j 3b",
-    // a0 = to, a2 = bytes.
-    ".global access_zero",
-    "access_zero:",
-    "li t2, 1 << 18",
-    "csrs sstatus, t2",
-    "li t1, 8",
-    "andi t0, a0, 7",
-    "bnez t0, 6f",
-    "5: bltu a2, t1, 6f",
-    "sd x0, 0(a0)",
-    "addi a2, a2, -8",
-    "addi a0, a0, 8",
-    "j 5b",
-    "6: beqz a2, access_done",
-    "sb x0, 0(a0)",
-    "addi a2, a2, -1",
-    "addi a0, a0, 1",
-    "j 5b",
     // a0 = at. The word is in a1; a2 = 0 says that it was reached.
     ".global access_load",
     "access_load:",
@@ -108,7 +90,6 @@ unsafe extern "C" {
     pub(super) fn access_first();
     pub(super) fn access_fault();
     fn access_copy(to: u64, from: u64, bytes: u64) -> u64;
-    fn access_zero(to: u64, unused: u64, bytes: u64) -> u64;
     fn access_load(at: u64) -> Pair;
     fn access_exchange(at: u64, old: u64, unused: u64, new: u64) -> Pair;
 }
@@ -121,16 +102,6 @@ unsafe extern "C" {
 pub unsafe fn copy(to: u64, from: u64, bytes: usize) -> usize {
     // SAFETY: by the caller's promise; a fault ends the copy.
     unsafe { access_copy(to, from, bytes as u64) as usize }
-}
-
-/// Zeroes bytes of a program's memory. Returns how many are left when the first page was met that the program cannot write.
-///
-/// # Safety
-/// They lie in the lower half of addresses.
-#[must_use]
-pub unsafe fn zero(to: u64, bytes: usize) -> usize {
-    // SAFETY: by the caller's promise; a fault ends it.
-    unsafe { access_zero(to, 0, bytes as u64) as usize }
 }
 
 /// Loads an aligned word of a program's memory, if it can be read.
