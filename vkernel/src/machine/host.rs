@@ -90,11 +90,13 @@ pub fn invalidate_space(_handle: u64, _start: u64, _bytes: u64) {}
 
 /// No program runs here.
 ///
+/// # Errors
+/// Always.
+///
 /// # Safety
 /// None is needed.
-#[must_use]
-pub unsafe fn copy(_to: u64, _from: u64, bytes: usize) -> usize {
-    bytes
+pub unsafe fn copy(_to: u64, _from: u64, bytes: usize) -> Result<(), (usize, u64)> {
+    Err((bytes, 0))
 }
 
 /// No program runs here.

@@ -115,11 +115,9 @@ impl Space {
         loop {
             let done = (to.len() - left) as u64;
             // SAFETY: `to` is borrowed for writing; the program's range was checked.
-            left = unsafe { machine::copy(start + done, at + done, left) };
-            if left == 0 {
-                return Ok(());
-            }
-            self.fault(at + (to.len() - left) as u64, Rights::R).map_err(refused)?;
+            let Err((rest, refused_at)) = (unsafe { machine::copy(start + done, at + done, left) }) else { return Ok(()) };
+            left = rest;
+            self.fault(refused_at, Rights::R).map_err(refused)?;
         }
     }
 
@@ -137,11 +135,9 @@ impl Space {
         loop {
             let done = (from.len() - left) as u64;
             // SAFETY: `from` is borrowed; the program's range was checked.
-            left = unsafe { machine::copy(at + done, start + done, left) };
-            if left == 0 {
-                return Ok(());
-            }
-            self.fault(at + (from.len() - left) as u64, Rights::W).map_err(refused)?;
+            let Err((rest, refused_at)) = (unsafe { machine::copy(at + done, start + done, left) }) else { return Ok(()) };
+            left = rest;
+            self.fault(refused_at, Rights::W).map_err(refused)?;
         }
     }
 

@@ -11,7 +11,7 @@ global_asm!(
     ".balign 4",
     ".global access_first",
     "access_first:",
-    // a0 = to, a1 = from, a2 = bytes. Returns in a0 the bytes that are left.
+    // a0 = to, a1 = from, a2 = bytes. Returns in a0 the bytes that are left, and in a1 the address that cannot be accessed.
     ".global access_copy",
     "access_copy:",
     "li t2, 1 << 18",
@@ -70,12 +70,14 @@ global_asm!(
     "8: mv a1, t3",
     "li a2, 0",
     "access_done:",
-    ".global access_fault",
-    "access_fault:",
     "li t2, 1 << 18",
     "csrc sstatus, t2",
     "mv a0, a2",
     "ret",
+    ".global access_fault",
+    "access_fault:",
+    "csrr a1, stval",
+    "j access_done",
     ".option pop",
 );
 
@@ -89,19 +91,23 @@ struct Pair {
 unsafe extern "C" {
     pub(super) fn access_first();
     pub(super) fn access_fault();
-    fn access_copy(to: u64, from: u64, bytes: u64) -> u64;
+    fn access_copy(to: u64, from: u64, bytes: u64) -> Pair;
     fn access_load(at: u64) -> Pair;
     fn access_exchange(at: u64, old: u64, unused: u64, new: u64) -> Pair;
 }
 
-/// Copies bytes from or to a program's memory. Returns how many are left when the first page was met that the program cannot access.
+/// Copies bytes from or to a program's memory. If it meets an address that the program cannot access, returns how many are left, and the
+/// address: it lies at most a few bytes behind what was copied.
+///
+/// # Errors
+/// See above.
 ///
 /// # Safety
 /// One of both is the kernel's own memory, which the caller may access; the other one lies in the lower half of addresses.
-#[must_use]
-pub unsafe fn copy(to: u64, from: u64, bytes: usize) -> usize {
+pub unsafe fn copy(to: u64, from: u64, bytes: usize) -> Result<(), (usize, u64)> {
     // SAFETY: by the caller's promise; a fault ends the copy.
-    unsafe { access_copy(to, from, bytes as u64) as usize }
+    let Pair { left, word } = unsafe { access_copy(to, from, bytes as u64) };
+    if left == 0 { Ok(()) } else { Err((left as usize, word)) }
 }
 
 /// Loads an aligned word of a program's memory, if it can be read.
