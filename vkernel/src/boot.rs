@@ -52,7 +52,12 @@ pub fn dev_root() -> Arc<dyn Node> {
             // A directory that is new has room for all names.
             let _ = root.create(name, New::Device(*number), 0o666);
         }
-        let links = [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")];
+        let links = [
+            ("fd", "/proc/self/fd"),
+            ("stdin", "/proc/self/fd/0"),
+            ("stdout", "/proc/self/fd/1"),
+            ("stderr", "/proc/self/fd/2"),
+        ];
         for (name, target) in links {
             let _ = root.create(name, New::Link(target.to_string()), 0o777);
         }

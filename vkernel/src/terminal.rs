@@ -2,10 +2,10 @@
 
 use crate::errno::{Errno, Result};
 use crate::fs::{IN, Kind, OUT, Ready, Status, Stream, device};
-use crate::{link, machine};
 use crate::task::signal::{self, Info, number};
 use crate::task::wait::WaitQueue;
 use crate::task::{Process, Task};
+use crate::{link, machine};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -32,7 +32,14 @@ impl Settings {
         input: linux::ICRNL | linux::IXON,
         output: linux::OPOST | linux::ONLCR,
         control: linux::B38400 | linux::CS8 | linux::CREAD | linux::HUPCL,
-        local: linux::ISIG | linux::ICANON | linux::ECHO | linux::ECHOE | linux::ECHOK | linux::ECHOCTL | linux::ECHOKE | linux::IEXTEN,
+        local: linux::ISIG
+            | linux::ICANON
+            | linux::ECHO
+            | linux::ECHOE
+            | linux::ECHOK
+            | linux::ECHOCTL
+            | linux::ECHOKE
+            | linux::IEXTEN,
         line: 0,
         // INTR, QUIT, ERASE, KILL, EOF, TIME, MIN, SWTC, START, STOP, SUSP, EOL, REPRINT, DISCARD, WERASE, LNEXT, EOL2.
         keys: [3, 28, 127, 21, 4, 0, 1, 0, 17, 19, 26, 0, 18, 15, 23, 22, 0, 0, 0],

@@ -41,7 +41,9 @@ pub enum ProgramError {
     },
     /// The root directory has no such program.
     #[error("{root} has no program {program}")]
-    #[diagnostic(help("name a file of that directory, such as /usr/bin/env, or a program in one of its bin directories"))]
+    #[diagnostic(help(
+        "name a file of that directory, such as /usr/bin/env, or a program in one of its bin directories"
+    ))]
     Missing {
         /// The root directory.
         root: PathBuf,
@@ -106,11 +108,17 @@ fn alone(archive: &mut Archive, program: &Path) -> Result<Vec<u8>, ProgramError>
 fn check(path: &Path, bytes: &[u8]) -> Result<(), ProgramError> {
     let unfit = |why, remedy| Err(ProgramError::Unfit { path: path.to_owned(), why, remedy });
     if bytes.starts_with(b"#!") {
-        return unfit("is a script", "give the directory with its interpreter: --root DIR; or run the interpreter: busybox sh -c ...");
+        return unfit(
+            "is a script",
+            "give the directory with its interpreter: --root DIR; or run the interpreter: busybox sh -c ...",
+        );
     }
     let header = FileHeader64::<Endianness>::parse(bytes).ok().and_then(|header| Some((header, header.endian().ok()?)));
     let Some((header, endian)) = header.filter(|(header, endian)| header.e_machine(*endian) == EM_RISCV) else {
-        return unfit("is not a program for 64-bit RISC-V", "build it for riscv64, such as with riscv64-linux-gnu-gcc -static");
+        return unfit(
+            "is not a program for 64-bit RISC-V",
+            "build it for riscv64, such as with riscv64-linux-gnu-gcc -static",
+        );
     };
     let Ok(segments) = header.program_headers(endian, bytes) else {
         return unfit("is a broken ELF file", "copy it again, or build it again");
@@ -143,7 +151,8 @@ fn in_root(root: &Path, program: &Path) -> Result<Vec<u8>, ProgramError> {
 /// Adds everything in a directory of the host's, by its path from the root directory.
 fn pack(archive: &mut Archive, root: &Path, inner: &Path) -> Result<(), ProgramError> {
     let dir = root.join(inner);
-    let mut entries = fs::read_dir(&dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(IoError::at("read", &dir))?;
+    let mut entries =
+        fs::read_dir(&dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(IoError::at("read", &dir))?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let (path, inner) = (entry.path(), inner.join(entry.file_name()));
@@ -209,7 +218,10 @@ mod tests {
         assert_eq!((find("usr/bin/true").1 & 0o7777, &*find("usr/bin/true").2), (0o750, &b"x"[..]));
         assert_eq!(find("bin").2, b"usr/bin");
         let found = Start::decode(&find(FILE).2).expect("the start");
-        assert_eq!((found.program.as_slice(), found.arguments), (&b"/usr/bin/true"[..], vec![b"true".to_vec(), b"-x".to_vec()]));
+        assert_eq!(
+            (found.program.as_slice(), found.arguments),
+            (&b"/usr/bin/true"[..], vec![b"true".to_vec(), b"-x".to_vec()])
+        );
         let missing = archive(Path::new("false"), Some(dir.path()), start()).expect_err("not there").to_string();
         assert!(missing.ends_with("has no program false"), "{missing}");
     }

@@ -1,26 +1,26 @@
 //! The start of the kernel on the machine, and the end of the VM.
 
 use super::{End, FIRST, HARTS, harts, make_root, mount_systems};
-use crate::errno::Errno;
-use crate::fs::path::{Last, Place, Position};
-use crate::task::process::{self, Process, Thread};
-use crate::{link, machine, terminal};
-use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
 use crate::call;
 use crate::call::Strings;
-use abi::exec::Io;
+use crate::errno::Errno;
 use crate::fs::descriptors::{Content, Descriptors, OpenFile};
+use crate::fs::path::{Last, Place, Position};
 use crate::machine::{Boot, FloatUse};
 use crate::memory::{frames, translation};
+use crate::task::process::{self, Process, Thread};
 use crate::task::{Task, executor, run, timers};
+use crate::{link, machine, terminal};
+use abi::exec::Io;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use core::panic::PanicInfo;
+use core::sync::atomic::Ordering;
 use dtoolkit::fdt::Fdt;
 use dtoolkit::{Node as _, Property, ToCellInt};
 use linux_raw_sys::general as linux;
@@ -75,7 +75,15 @@ fn describe(boot: Boot) -> Machine {
     let has_sstc = cpus.cpus().next().and_then(|cpu| Some(has(cpu.property("riscv,isa")?.value()))).unwrap_or(false);
     let clock = find_clock(&tree);
     let at = boot.device_tree;
-    Machine { ram: (start, start + size), tree: (at, at + bytes.len() as u64), archive, seed, per_second, clock, has_sstc }
+    Machine {
+        ram: (start, start + size),
+        tree: (at, at + bytes.len() as u64),
+        archive,
+        seed,
+        per_second,
+        clock,
+        has_sstc,
+    }
 }
 
 /// Finds Goldfish's clock, which QEMU's and Gnomon's machines have.
@@ -196,14 +204,26 @@ fn start_first(kernel: &Arc<Process>, place: Option<(u64, u64)>) -> core::result
             files.set(fd, OpenFile::of(pipe.stream(), access), false);
         }
     } else {
-        let console = OpenFile::new(Content::Stream(terminal::terminal()), position.present(&root, "/dev/console", Last::Follow).ok(), linux::O_RDWR);
+        let console = OpenFile::new(
+            Content::Stream(terminal::terminal()),
+            position.present(&root, "/dev/console", Last::Follow).ok(),
+            linux::O_RDWR,
+        );
         (0..3).for_each(|fd| drop(files.set(fd, Arc::clone(&console), false)));
     }
     let (files, position) = (Arc::new(spin::Mutex::new(files)), Arc::new(spin::Mutex::new(position)));
     let thread = Thread::new(pid, &process, files, position, 0);
     let space = Arc::clone(loaded.space());
     let context = Box::new(loaded.install(&process, &thread));
-    run::start(Task { thread, space, context, float: Box::new(FloatUse::new()), call: None, written: 0, saved_mask: None });
+    run::start(Task {
+        thread,
+        space,
+        context,
+        float: Box::new(FloatUse::new()),
+        call: None,
+        written: 0,
+        saved_mask: None,
+    });
     Ok(())
 }
 

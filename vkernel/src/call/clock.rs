@@ -132,7 +132,8 @@ pub(super) fn set_interval(task: &Task, [which, new, old, ..]: Args) -> Result<u
         if microseconds >= 1_000_000 || first_microseconds >= 1_000_000 {
             return Err(Errno::INVAL);
         }
-        let nanoseconds = |seconds: u64, microseconds: u64| seconds.saturating_mul(SECOND).saturating_add(microseconds * 1000);
+        let nanoseconds =
+            |seconds: u64, microseconds: u64| seconds.saturating_mul(SECOND).saturating_add(microseconds * 1000);
         let first = nanoseconds(first_seconds, first_microseconds);
         let at = if first == 0 { 0 } else { timers::now().saturating_add(first) };
         *process.interval.lock() = (at, nanoseconds(seconds, microseconds));

@@ -18,7 +18,8 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
     let flags = flags as u32;
     let position = task.position();
     let start = task.start(fd, &position, &path)?;
-    let keeps_link = flags & linux::O_NOFOLLOW != 0 || flags & (linux::O_CREAT | linux::O_EXCL) == linux::O_CREAT | linux::O_EXCL;
+    let keeps_link =
+        flags & linux::O_NOFOLLOW != 0 || flags & (linux::O_CREAT | linux::O_EXCL) == linux::O_CREAT | linux::O_EXCL;
     let place = match position.find(&start, &path, if keeps_link { Last::Keep } else { Last::Follow })? {
         Target::Present(_) if flags & linux::O_CREAT != 0 && flags & linux::O_EXCL != 0 => return Err(Errno::EXIST),
         Target::Present(place) => place,
@@ -203,7 +204,8 @@ pub(super) fn entries(task: &Task, [fd, to, bytes, ..]: Args) -> Result<u64> {
     }
     let node = file.node()?;
     let own = node.status().id.1;
-    let parent = file.place.as_ref().and_then(|place| place.parent.as_ref()).map_or(own, |parent| parent.node.status().id.1);
+    let parent =
+        file.place.as_ref().and_then(|place| place.parent.as_ref()).map_or(own, |parent| parent.node.status().id.1);
     let directories = [(".", own), ("..", parent)].map(|(name, node)| (name.into(), node, Kind::Directory));
     let names = node.entries()?.into_iter().map(|entry| (entry.name, entry.node, entry.kind));
     let all: Vec<(alloc::string::String, u64, Kind)> = directories.into_iter().chain(names).collect();
@@ -311,10 +313,11 @@ pub(super) fn pipe(task: &Task, [to, flags, ..]: Args) -> Result<u64> {
     let kept = flags & linux::O_NONBLOCK;
     let reads = task.add_file(OpenFile::of(reader, linux::O_RDONLY | kept), closes)?;
     let writes = task.add_file(OpenFile::of(writer, linux::O_WRONLY | kept), closes);
-    let put = writes.and_then(|writes| task.space.put(to, &[reads as u32, writes as u32]).map_err(|why| {
-        let _ = close(task, [writes, 0, 0, 0, 0, 0]);
-        why
-    }));
+    let put = writes.and_then(|writes| {
+        task.space.put(to, &[reads as u32, writes as u32]).inspect_err(|_| {
+            let _ = close(task, [writes, 0, 0, 0, 0, 0]);
+        })
+    });
     if let Err(why) = put {
         let _ = close(task, [reads, 0, 0, 0, 0, 0]);
         return Err(why);

@@ -3,11 +3,11 @@
 use super::Args;
 use crate::errno::{Errno, Result};
 use crate::machine::{self, FloatUse, reg};
+use crate::task::Task;
 use crate::task::process::{self, ExitStatus, Process, Thread};
 use crate::task::run;
 use crate::task::signal::{Action, AltStack};
 use crate::task::wait::interruptible;
-use crate::task::Task;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -34,7 +34,8 @@ pub(super) async fn clone_extended(task: &mut Task, [at, bytes, ..]: Args) -> Re
     if bytes < LEAST {
         return Err(Errno::INVAL);
     }
-    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls] = task.space.get::<[u64; 8]>(at)?;
+    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls] =
+        task.space.get::<[u64; 8]>(at)?;
     if flags & 0xff != 0 || exit_signal > 64 {
         return Err(Errno::INVAL);
     }
@@ -78,9 +79,17 @@ async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
             Arc::new(Mutex::new(*parent.actions.lock()))
         };
         if clone.flags & linux::CLONE_CLEAR_SIGHAND != 0 {
-            actions.lock().iter_mut().filter(|action| action.handler > 1).for_each(|action| *action = Action::default());
+            actions
+                .lock()
+                .iter_mut()
+                .filter(|action| action.handler > 1)
+                .for_each(|action| *action = Action::default());
         }
-        let real_parent = if has(linux::CLONE_PARENT) { parent.parent().unwrap_or_else(|| Arc::clone(&parent)) } else { Arc::clone(&parent) };
+        let real_parent = if has(linux::CLONE_PARENT) {
+            parent.parent().unwrap_or_else(|| Arc::clone(&parent))
+        } else {
+            Arc::clone(&parent)
+        };
         let child = Process::child(&real_parent, tid, Arc::clone(&space), actions);
         child.exit_signal.store(clone.exit_signal, Ordering::Relaxed);
         child

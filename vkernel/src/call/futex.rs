@@ -36,7 +36,7 @@ pub(super) fn act(task: &Task, [at, operation, value, value2, at2, value3]: Args
     let operation = operation as u32;
     let is_private = operation & linux::FUTEX_PRIVATE_FLAG != 0;
     let key = |at: u64| {
-        if at % 4 != 0 { Err(Errno::INVAL) } else { Ok(Key::of(&task.space, at, is_private)) }
+        if !at.is_multiple_of(4) { Err(Errno::INVAL) } else { Ok(Key::of(&task.space, at, is_private)) }
     };
     match operation & !FLAGS {
         linux::FUTEX_WAKE => Ok(futex::wake(key(at)?, value as u32, u32::MAX).into()),

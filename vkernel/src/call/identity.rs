@@ -2,8 +2,8 @@
 
 use super::Args;
 use crate::errno::{Errno, Result};
-use crate::task::process::{self, Process};
 use crate::task::Task;
+use crate::task::process::{self, Process};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;

@@ -66,7 +66,8 @@ pub(super) fn map(task: &Task, [at, bytes, protection, flags, fd, offset]: Args)
 }
 
 pub(super) fn protect(task: &Task, [at, bytes, protection, ..]: Args) -> Result<u64> {
-    const KNOWN: u32 = linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC | linux::PROT_GROWSDOWN | linux::PROT_GROWSUP;
+    const KNOWN: u32 =
+        linux::PROT_READ | linux::PROT_WRITE | linux::PROT_EXEC | linux::PROT_GROWSDOWN | linux::PROT_GROWSUP;
     if protection & !u64::from(KNOWN) != 0 {
         return Err(Errno::INVAL);
     }

@@ -70,7 +70,11 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_madvise => memory::advise(task, a),
         linux::__NR_mincore => memory::in_core(task, a),
         linux::__NR_msync => memory::synchronise(task, a),
-        linux::__NR_mlock | linux::__NR_munlock | linux::__NR_mlockall | linux::__NR_munlockall | linux::__NR_mlock2 => Ok(0),
+        linux::__NR_mlock
+        | linux::__NR_munlock
+        | linux::__NR_mlockall
+        | linux::__NR_munlockall
+        | linux::__NR_mlock2 => Ok(0),
         #[cfg(feature = "machine")]
         linux::__NR_riscv_flush_icache => memory::flush_code(task),
 

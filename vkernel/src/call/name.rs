@@ -137,12 +137,13 @@ pub(super) fn set_times(task: &Task, [fd, path, times, flags, ..]: Args) -> Resu
     let (access, change) = if times == 0 {
         (Some(now), Some(now))
     } else {
-        let [access, change] = task.space.get::<[[i64; 2]; 2]>(times)?.map(|[seconds, nanoseconds]| match nanoseconds {
-            NOW => Ok(Some(now)),
-            OMIT => Ok(None),
-            0..1_000_000_000 => Ok(Some(seconds.max(0) as u64 * SECOND + nanoseconds as u64)),
-            _ => Err(Errno::INVAL),
-        });
+        let [access, change] =
+            task.space.get::<[[i64; 2]; 2]>(times)?.map(|[seconds, nanoseconds]| match nanoseconds {
+                NOW => Ok(Some(now)),
+                OMIT => Ok(None),
+                0..1_000_000_000 => Ok(Some(seconds.max(0) as u64 * SECOND + nanoseconds as u64)),
+                _ => Err(Errno::INVAL),
+            });
         (access?, change?)
     };
     let node = if path == 0 {
@@ -200,7 +201,8 @@ pub(super) fn set_mask(task: &Task, [mask, ..]: Args) -> Result<u64> {
 }
 
 pub(super) fn mount(task: &Task, [_, target, kind, flags, ..]: Args) -> Result<u64> {
-    const CHANGES: u32 = linux::MS_REMOUNT | linux::MS_PRIVATE | linux::MS_SHARED | linux::MS_SLAVE | linux::MS_UNBINDABLE;
+    const CHANGES: u32 =
+        linux::MS_REMOUNT | linux::MS_PRIVATE | linux::MS_SHARED | linux::MS_SLAVE | linux::MS_UNBINDABLE;
     if flags & u64::from(CHANGES) != 0 {
         return Ok(0);
     }

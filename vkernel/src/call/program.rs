@@ -87,12 +87,16 @@ fn header(node: &dyn Node) -> Result<Header> {
     let e = LittleEndian;
     let is_program = [elf::ET_EXEC, elf::ET_DYN].contains(&file.e_type(e)) && file.e_machine(e) == elf::EM_RISCV;
     let count = file.e_phnum(e);
-    if !is_program || count == 0 || count > MOST_SEGMENTS || file.e_phentsize(e) as usize != size_of::<ProgramHeader64<LittleEndian>>() {
+    if !is_program
+        || count == 0
+        || count > MOST_SEGMENTS
+        || file.e_phentsize(e) as usize != size_of::<ProgramHeader64<LittleEndian>>()
+    {
         return Err(Errno::NOEXEC);
     }
     let bytes = read_exactly(node, file.e_phoff(e), count as usize * size_of::<ProgramHeader64<LittleEndian>>())?;
-    let (segments, _) =
-        object::pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(&bytes, count as usize).map_err(|()| Errno::NOEXEC)?;
+    let (segments, _) = object::pod::slice_from_bytes::<ProgramHeader64<LittleEndian>>(&bytes, count as usize)
+        .map_err(|()| Errno::NOEXEC)?;
     Ok(Header { file, segments: segments.to_vec() })
 }
 
@@ -108,7 +112,8 @@ fn map(space: &Arc<Space>, place: &Arc<PathPlace>, header: &Header, anywhere: u6
     for segment in loads() {
         let (va, offset) = (segment.p_vaddr(e).wrapping_add(base), segment.p_offset(e));
         let (in_file, in_memory) = (segment.p_filesz(e), segment.p_memsz(e));
-        let segment_end = va.checked_add(in_memory).filter(|end| *end <= STACK_TOP - STACK_BYTES).ok_or(Errno::NOEXEC)?;
+        let segment_end =
+            va.checked_add(in_memory).filter(|end| *end <= STACK_TOP - STACK_BYTES).ok_or(Errno::NOEXEC)?;
         if in_file > in_memory || va % PAGE_U64 != offset % PAGE_U64 {
             return Err(Errno::NOEXEC);
         }
@@ -141,9 +146,8 @@ fn map(space: &Arc<Space>, place: &Arc<PathPlace>, header: &Header, anywhere: u6
     let headers = header.segments.iter().find(|segment| segment.p_type(e) == elf::PT_PHDR).map_or_else(
         || {
             let offset = header.file.e_phoff(e);
-            let holder = loads().find(|segment| {
-                (segment.p_offset(e)..segment.p_offset(e) + segment.p_filesz(e)).contains(&offset)
-            });
+            let holder = loads()
+                .find(|segment| (segment.p_offset(e)..segment.p_offset(e) + segment.p_filesz(e)).contains(&offset));
             holder.map_or(0, |segment| segment.p_vaddr(e) + (offset - segment.p_offset(e)))
         },
         |segment| segment.p_vaddr(e),
@@ -317,8 +321,11 @@ impl Loaded {
 /// A list of strings of the program that calls.
 fn strings(task: &Task, at: u64, all: &mut usize) -> Result<Vec<Vec<u8>>> {
     let mut found = Vec::new();
+    if at == 0 {
+        return Ok(found);
+    }
     let mut next = at;
-    while at != 0 {
+    loop {
         let string = task.space.get::<u64>(next)?;
         if string == 0 {
             break;

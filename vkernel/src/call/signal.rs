@@ -104,7 +104,9 @@ pub(super) fn kill(task: &Task, [pid, signal, ..]: Args) -> Result<u64> {
     match pid as i32 {
         0 => to_group(own.group(), &send),
         -1 => {
-            let others = process::all().into_iter().filter(|process| process.pid != 1 && process.pid != own.pid && !process.is_dead());
+            let others = process::all()
+                .into_iter()
+                .filter(|process| process.pid != 1 && process.pid != own.pid && !process.is_dead());
             if others.map(|process| send(&process)).count() == 0 { Err(Errno::SRCH) } else { Ok(0) }
         }
         pid if pid < 0 => to_group(pid.unsigned_abs(), &send),
@@ -119,7 +121,8 @@ pub(super) fn kill(task: &Task, [pid, signal, ..]: Args) -> Result<u64> {
 }
 
 fn to_group(group: u32, send: &impl Fn(&Arc<Process>)) -> Result<u64> {
-    let members = process::all().into_iter().filter(|process| process.group() == group && process.pid != 1 && !process.is_dead());
+    let members =
+        process::all().into_iter().filter(|process| process.group() == group && process.pid != 1 && !process.is_dead());
     if members.map(|process| send(&process)).count() == 0 { Err(Errno::SRCH) } else { Ok(0) }
 }
 
@@ -127,7 +130,8 @@ pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> R
     if signal as u32 > LAST || tid as i32 <= 0 {
         return Err(Errno::INVAL);
     }
-    let thread = process::find_thread(tid).filter(|thread| process == 0 || thread.process.pid == process).ok_or(Errno::SRCH)?;
+    let thread =
+        process::find_thread(tid).filter(|thread| process == 0 || thread.process.pid == process).ok_or(Errno::SRCH)?;
     if signal as u32 != 0 {
         let info = Info { code: linux::SI_TKILL, ..Info::from(&task.thread.process, signal as u32) };
         signal::send_to_thread(&thread, info);

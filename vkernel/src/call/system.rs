@@ -174,7 +174,9 @@ pub(super) fn reboot(task: &Task, [magic, magic2, command, ..]: Args) -> Result<
     let _ = (task, executor::waiting());
     match command as u32 {
         linux::LINUX_REBOOT_CMD_RESTART => crate::boot::end(crate::boot::End::Again),
-        linux::LINUX_REBOOT_CMD_HALT | linux::LINUX_REBOOT_CMD_POWER_OFF => crate::boot::end(crate::boot::End::Status(0)),
+        linux::LINUX_REBOOT_CMD_HALT | linux::LINUX_REBOOT_CMD_POWER_OFF => {
+            crate::boot::end(crate::boot::End::Status(0))
+        }
         linux::LINUX_REBOOT_CMD_CAD_ON | linux::LINUX_REBOOT_CMD_CAD_OFF => Ok(0),
         _ => Err(Errno::INVAL),
     }

@@ -78,7 +78,8 @@ pub(super) async fn wait4(task: &mut Task, [pid, status, options, usage, ..]: Ar
         pid if pid < 0 => Which::Group(pid.unsigned_abs()),
         pid => Which::Process(pid as u32),
     };
-    let known = linux::WNOHANG | linux::WUNTRACED | linux::WCONTINUED | linux::__WALL | linux::__WCLONE | linux::__WNOTHREAD;
+    let known =
+        linux::WNOHANG | linux::WUNTRACED | linux::WCONTINUED | linux::__WALL | linux::__WCLONE | linux::__WNOTHREAD;
     if options as u32 & !known != 0 {
         return Err(Errno::INVAL);
     }

@@ -247,7 +247,8 @@ impl Descriptors {
 
     /// Closes what closes when another program begins.
     pub fn begin_program(&mut self) -> Vec<Arc<OpenFile>> {
-        let closing = self.0.iter_mut().filter(|slot| slot.as_ref().is_some_and(|descriptor| descriptor.closes_at_exec));
+        let closing =
+            self.0.iter_mut().filter(|slot| slot.as_ref().is_some_and(|descriptor| descriptor.closes_at_exec));
         closing.filter_map(Option::take).map(|descriptor| descriptor.file).collect()
     }
 

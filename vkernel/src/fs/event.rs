@@ -206,7 +206,8 @@ impl Events {
         let watch = Watch { file: Arc::downgrade(file), events, data, reported: 0 };
         let mut watches = self.watches.lock();
         // A descriptor that was closed meanwhile is free for another file.
-        let is_known = watches.get(&fd).is_some_and(|watch| watch.file.upgrade().is_some_and(|known| Arc::ptr_eq(&known, file)));
+        let is_known =
+            watches.get(&fd).is_some_and(|watch| watch.file.upgrade().is_some_and(|known| Arc::ptr_eq(&known, file)));
         match operation {
             linux::EPOLL_CTL_ADD if is_known => return Err(Errno::EXIST),
             linux::EPOLL_CTL_MOD | linux::EPOLL_CTL_DEL if !is_known => return Err(Errno::NOENT),

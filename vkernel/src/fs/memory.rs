@@ -191,7 +191,8 @@ impl Node for MemoryNode {
     }
 
     fn entries(&self) -> Result<Vec<Entry>> {
-        let nodes: Vec<_> = self.names()?.lock().all.iter().map(|(name, node)| (name.clone(), Arc::clone(node))).collect();
+        let nodes: Vec<_> =
+            self.names()?.lock().all.iter().map(|(name, node)| (name.clone(), Arc::clone(node))).collect();
         let entry = |(name, node): (String, Arc<dyn Node>)| {
             let status = node.status();
             Entry { name, node: status.id.1, kind: status.kind }

@@ -314,3 +314,6 @@ pub fn new_id() -> u64 {
 pub const MOST_NAME: usize = 255;
 /// The most bytes of a path.
 pub const MOST_PATH: usize = 4096;
+
+#[cfg(test)]
+mod tests;

@@ -21,8 +21,11 @@ pub struct Place {
     pub node: Arc<dyn Node>,
 }
 
-/// File systems, by the node that each is mounted on.
-static MOUNTS: Mutex<Vec<((u64, u64), Arc<dyn Node>)>> = Mutex::new(Vec::new());
+/// A file system with the number of the node that it is mounted on.
+type Mount = ((u64, u64), Arc<dyn Node>);
+
+/// All mounted file systems.
+static MOUNTS: Mutex<Vec<Mount>> = Mutex::new(Vec::new());
 
 /// Mounts a file system on a node.
 pub fn mount(on: &Arc<dyn Node>, root: Arc<dyn Node>) {
@@ -47,7 +50,9 @@ fn mounted(node: Arc<dyn Node>) -> Arc<dyn Node> {
     }
     let mut top = node;
     // One may be mounted on the root of another.
-    while let Some((_, root)) = mounts.iter().rev().find(|(on, root)| *on == top.status().id && !Arc::ptr_eq(root, &top)) {
+    while let Some((_, root)) =
+        mounts.iter().rev().find(|(on, root)| *on == top.status().id && !Arc::ptr_eq(root, &top))
+    {
         top = Arc::clone(root);
     }
     top

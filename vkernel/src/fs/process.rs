@@ -19,18 +19,18 @@ use core::sync::atomic::Ordering;
 const SYSTEM: u64 = 2;
 
 fn text(make: impl Fn() -> String + Send + Sync + 'static) -> Arc<dyn Node> {
-    Text::new((SYSTEM, new_id()), move || make().into_bytes())
+    Text::node((SYSTEM, new_id()), move || make().into_bytes())
 }
 
 fn link(target: String, place: Option<Arc<Place>>) -> Arc<dyn Node> {
-    Link::new((SYSTEM, new_id()), target, place)
+    Link::node((SYSTEM, new_id()), target, place)
 }
 
 fn directory(
     names: impl Fn() -> Vec<String> + Send + Sync + 'static,
     find: impl Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync + 'static,
 ) -> Arc<dyn Node> {
-    Directory::new((SYSTEM, new_id()), names, find)
+    Directory::node((SYSTEM, new_id()), names, find)
 }
 
 /// Makes the file system. `own` returns the number of the process that reads it.
@@ -42,7 +42,7 @@ pub fn root(own: fn() -> Option<u32>) -> Arc<dyn Node> {
         let numbers = process::all().into_iter().map(|process| process.pid.to_string());
         numbers.chain(FILES.map(String::from)).collect()
     };
-    Directory::new((SYSTEM, 1), names, move |name| {
+    Directory::node((SYSTEM, 1), names, move |name| {
         if let Ok(pid) = name.parse() {
             return process::find(pid).map(|process| of_process(&process));
         }
@@ -105,14 +105,17 @@ fn stat() -> String {
 /// `/proc/sys`, as far as programs read it.
 fn sys() -> Arc<dyn Node> {
     const TREE: [(&str, &[(&str, &str)]); 2] = [
-        ("kernel", &[
-            ("osrelease", crate::RELEASE),
-            ("ostype", "Linux"),
-            ("hostname", crate::NAME),
-            ("pid_max", "4194304"),
-            ("threads-max", "4096"),
-            ("random", ""),
-        ]),
+        (
+            "kernel",
+            &[
+                ("osrelease", crate::RELEASE),
+                ("ostype", "Linux"),
+                ("hostname", crate::NAME),
+                ("pid_max", "4194304"),
+                ("threads-max", "4096"),
+                ("random", ""),
+            ],
+        ),
         ("vm", &[("overcommit_memory", "1"), ("max_map_count", "65530")]),
     ];
     directory(
@@ -139,7 +142,7 @@ fn of_process(process: &Arc<Process>) -> Arc<dyn Node> {
             let process = Arc::clone(&process);
             let first = || process.threads.lock().values().next().cloned();
             Some(match name {
-                "cmdline" => Text::new((SYSTEM, new_id()), move || process.image.lock().arguments.clone()),
+                "cmdline" => Text::node((SYSTEM, new_id()), move || process.image.lock().arguments.clone()),
                 "comm" => text(move || format!("{}\n", name_of(&process))),
                 "cwd" | "root" => {
                     let position = first()?.position.lock().lock().clone();
@@ -229,9 +232,22 @@ fn stat_of(process: &Process) -> String {
 
 fn limits(process: &Process) -> String {
     const NAMES: [&str; 16] = [
-        "Max cpu time", "Max file size", "Max data size", "Max stack size", "Max core file size", "Max resident set",
-        "Max processes", "Max open files", "Max locked memory", "Max address space", "Max file locks", "Max pending signals",
-        "Max msgqueue size", "Max nice priority", "Max realtime priority", "Max realtime timeout",
+        "Max cpu time",
+        "Max file size",
+        "Max data size",
+        "Max stack size",
+        "Max core file size",
+        "Max resident set",
+        "Max processes",
+        "Max open files",
+        "Max locked memory",
+        "Max address space",
+        "Max file locks",
+        "Max pending signals",
+        "Max msgqueue size",
+        "Max nice priority",
+        "Max realtime priority",
+        "Max realtime timeout",
     ];
     let show = |limit: u64| if limit == u64::MAX { "unlimited".into() } else { limit.to_string() };
     let limits = *process.limits.lock();

@@ -23,7 +23,7 @@ impl fmt::Debug for Text {
 impl Text {
     /// Makes one with that number.
     #[must_use]
-    pub fn new(id: (u64, u64), make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Arc<dyn Node> {
+    pub fn node(id: (u64, u64), make: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Arc<dyn Node> {
         Arc::new(Self { id, make: alloc::boxed::Box::new(make) })
     }
 }
@@ -57,7 +57,7 @@ pub struct Link {
 impl Link {
     /// Makes one to a path, and to a place if that is known.
     #[must_use]
-    pub fn new(id: (u64, u64), target: String, place: Option<Arc<Place>>) -> Arc<dyn Node> {
+    pub fn node(id: (u64, u64), target: String, place: Option<Arc<Place>>) -> Arc<dyn Node> {
         Arc::new(Self { id, target, place })
     }
 }
@@ -76,10 +76,13 @@ impl Node for Link {
     }
 }
 
+/// Finds an entry.
+type Find = dyn Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync;
+
 /// A directory whose entries are made when it is read.
 pub struct Directory {
     id: (u64, u64),
-    find: alloc::boxed::Box<dyn Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync>,
+    find: alloc::boxed::Box<Find>,
     names: alloc::boxed::Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
@@ -92,7 +95,7 @@ impl fmt::Debug for Directory {
 impl Directory {
     /// Makes one with that number.
     #[must_use]
-    pub fn new(
+    pub fn node(
         id: (u64, u64),
         names: impl Fn() -> Vec<String> + Send + Sync + 'static,
         find: impl Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync + 'static,

@@ -27,7 +27,7 @@ pub const RAM_START: u64 = 0x8000_0000;
 /// Returns where a physical address of RAM is.
 #[must_use]
 pub fn direct(pa: u64) -> *mut u8 {
-    core::ptr::with_exposed_provenance_mut(ram() + (pa - RAM_START) as usize)
+    std::ptr::with_exposed_provenance_mut(ram() + (pa - RAM_START) as usize)
 }
 
 /// Returns the index of this hart: there is one.

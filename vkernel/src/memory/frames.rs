@@ -83,7 +83,14 @@ pub unsafe fn start(ram: (u64, u64), used: &[(u64, u64)]) {
     let first = (ram.0 / page) as u32;
     let lists = Mutex::new([NONE; TOP as usize + 1]);
     let reserve = count / RESERVE_PART;
-    let all = FRAMES.call_once(|| Frames { first, words, lists, free: AtomicUsize::new(0), usable: AtomicUsize::new(0), reserve });
+    let all = FRAMES.call_once(|| Frames {
+        first,
+        words,
+        lists,
+        free: AtomicUsize::new(0),
+        usable: AtomicUsize::new(0),
+        reserve,
+    });
     for (start, end) in free {
         let (mut at, end) = ((start / page) as u32, (end / page) as u32);
         while at < end {

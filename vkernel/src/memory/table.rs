@@ -43,7 +43,7 @@ const HELD: u64 = 1 << 8;
 
 impl Leaf {
     fn encode(self) -> u64 {
-        let place = self.pa / PAGE_U64 << 10;
+        let place = (self.pa / PAGE_U64) << 10;
         if self.rights.is_empty() { place | HELD } else { place | LEAF | self.rights.bits() }
     }
 
@@ -100,7 +100,7 @@ impl Table {
                 if !grow {
                     return None;
                 }
-                value = Frame::zeroed()?.into_pa() / PAGE_U64 << 10 | VALID;
+                value = (Frame::zeroed()?.into_pa() / PAGE_U64) << 10 | VALID;
                 entry.store(value, Ordering::Release);
             }
             table = entries((value >> 10 & PPN) * PAGE_U64);

@@ -115,7 +115,9 @@ impl Space {
         loop {
             let done = (to.len() - left) as u64;
             // SAFETY: `to` is borrowed for writing; the program's range was checked.
-            let Err((rest, refused_at)) = (unsafe { machine::copy(start + done, at + done, left) }) else { return Ok(()) };
+            let Err((rest, refused_at)) = (unsafe { machine::copy(start + done, at + done, left) }) else {
+                return Ok(());
+            };
             left = rest;
             self.fault(refused_at, Rights::R).map_err(refused)?;
         }
@@ -135,7 +137,9 @@ impl Space {
         loop {
             let done = (from.len() - left) as u64;
             // SAFETY: `from` is borrowed; the program's range was checked.
-            let Err((rest, refused_at)) = (unsafe { machine::copy(at + done, start + done, left) }) else { return Ok(()) };
+            let Err((rest, refused_at)) = (unsafe { machine::copy(at + done, start + done, left) }) else {
+                return Ok(());
+            };
             left = rest;
             self.fault(refused_at, Rights::W).map_err(refused)?;
         }
@@ -255,7 +259,7 @@ impl Space {
 }
 
 fn check_word(at: u64) -> Result<()> {
-    if at % 4 != 0 {
+    if !at.is_multiple_of(4) {
         return Err(Errno::INVAL);
     }
     check(at, 4)

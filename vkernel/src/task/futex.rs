@@ -71,7 +71,14 @@ impl Drop for Waiting {
 ///
 /// # Errors
 /// `EAGAIN` for another value, `ETIMEDOUT`, [`Errno::RESTART`], `EFAULT`.
-pub async fn wait(task: &mut Task, at: u64, expected: u32, deadline: Option<u64>, bits: u32, is_private: bool) -> Result<()> {
+pub async fn wait(
+    task: &mut Task,
+    at: u64,
+    expected: u32,
+    deadline: Option<u64>,
+    bits: u32,
+    is_private: bool,
+) -> Result<()> {
     // So that the word can be read with the bucket's lock held.
     task.space.load_word(at)?;
     let key = Key::of(&task.space, at, is_private);

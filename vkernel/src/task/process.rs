@@ -218,7 +218,10 @@ pub fn new_id() -> Result<u32> {
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed) % MOST_ID + 1;
         let processes = PROCESSES.lock();
         let is_used = processes.values().any(|process| {
-            process.pid == id || process.group() == id || process.session() == id || process.threads.lock().contains_key(&id)
+            process.pid == id
+                || process.group() == id
+                || process.session() == id
+                || process.threads.lock().contains_key(&id)
         });
         if !is_used {
             return Ok(id);

@@ -50,12 +50,8 @@ pub const UNBLOCKABLE: u64 = bit(number::KILL) | bit(number::STOP);
 const STOPS: u64 = bit(number::STOP) | bit(number::TSTP) | bit(number::TTIN) | bit(number::TTOU);
 const IGNORED: u64 = bit(number::CHLD) | bit(number::URG) | bit(number::WINCH) | bit(number::CONT);
 /// Signals of faults, which are delivered before others.
-const FAULTS: u64 = bit(number::SEGV)
-    | bit(number::BUS)
-    | bit(number::ILL)
-    | bit(number::TRAP)
-    | bit(number::FPE)
-    | bit(number::SYS);
+const FAULTS: u64 =
+    bit(number::SEGV) | bit(number::BUS) | bit(number::ILL) | bit(number::TRAP) | bit(number::FPE) | bit(number::SYS);
 
 /// What a process does about a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

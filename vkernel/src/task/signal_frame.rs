@@ -85,7 +85,11 @@ fn begin_handler(task: &mut Task, info: Info, action: &Action) -> Result<()> {
     let alt = *task.thread.alt_stack.lock();
     let sp = task.context.x[reg::SP];
     let is_on_alt = alt.has(sp);
-    let top = if has(linux::SA_ONSTACK) && alt.flags & linux::SS_DISABLE == 0 && !is_on_alt { alt.at + alt.bytes } else { sp };
+    let top = if has(linux::SA_ONSTACK) && alt.flags & linux::SS_DISABLE == 0 && !is_on_alt {
+        alt.at + alt.bytes
+    } else {
+        sp
+    };
     let frame = top.checked_sub(offset::END as u64).ok_or(Errno::FAULT)? & !15;
     if is_on_alt && frame < alt.at {
         return Err(Errno::FAULT);

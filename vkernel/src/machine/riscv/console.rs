@@ -16,7 +16,8 @@ pub fn put(mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let count = bytes.len().min(buffer.0.len());
         buffer.0[..count].copy_from_slice(&bytes[..count]);
-        let (error, printed) = call(dbcn::EID_DBCN, dbcn::CONSOLE_WRITE, [count as u64, physical(buffer.0.as_ptr()), 0]);
+        let (error, printed) =
+            call(dbcn::EID_DBCN, dbcn::CONSOLE_WRITE, [count as u64, physical(buffer.0.as_ptr()), 0]);
         if error != 0 {
             return;
         }
