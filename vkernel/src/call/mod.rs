@@ -22,7 +22,7 @@ use crate::fs::descriptors::OpenFile;
 use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
-use crate::task::Task;
+use crate::task::{Task, Thread};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -36,6 +36,18 @@ type Args = [u64; 6];
 
 /// Calls of numbers that the kernel does not have: a bit for each that was named.
 static UNKNOWN: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+
+/// Handles a call that needs nothing but the thread, for the trap vector: it has not stored the program's registers. `None` if it is
+/// another one.
+#[must_use]
+pub fn light(thread: &Thread, number: u64) -> Option<u64> {
+    match number as u32 {
+        linux::__NR_getpid => Some(thread.process.pid.into()),
+        linux::__NR_getppid => Some(thread.process.parent_pid().into()),
+        linux::__NR_gettid => Some(thread.tid.into()),
+        _ => None,
+    }
+}
 
 /// Handles a call of the program.
 pub async fn handle(task: &mut Task) {
@@ -59,7 +71,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_read => return transfer::read_now(task, a),
         linux::__NR_write => return transfer::write_now(task, a),
         linux::__NR_getpid => Ok(u64::from(task.thread.process.pid)),
-        linux::__NR_getppid => Ok(task.thread.process.parent().map_or(0, |parent| u64::from(parent.pid))),
+        linux::__NR_getppid => Ok(u64::from(task.thread.process.parent_pid())),
         linux::__NR_gettid => Ok(u64::from(task.thread.tid)),
 
         linux::__NR_brk => Ok(task.space.set_heap_end(a[0])),

@@ -99,7 +99,10 @@ fn names_come_and_go() {
     assert_eq!(a.rename("b", &root, "a", 0), Err(Errno::NOTEMPTY));
     assert_eq!(b.rename("g", &root, "a", linux_raw_sys::general::RENAME_NOREPLACE), Err(Errno::EXIST));
     assert_eq!(b.rename("g", &root, "a", linux_raw_sys::general::RENAME_EXCHANGE), Ok(()));
-    assert_eq!((root.lookup("a").map(|node| node.status().kind), b.lookup("g").map(|node| node.status().kind)), (Ok(Kind::File), Ok(Kind::Directory)));
+    assert_eq!(
+        (root.lookup("a").map(|node| node.status().kind), b.lookup("g").map(|node| node.status().kind)),
+        (Ok(Kind::File), Ok(Kind::Directory))
+    );
     // A directory that was removed takes no names.
     let gone = root.create("gone", New::Directory, 0o755).expect("made");
     root.unlink("gone", true).expect("removed");
@@ -119,7 +122,8 @@ fn sizes_and_descriptions_change() {
     let status = file.node.status();
     assert_eq!((status.bytes, status.mode, status.uid, status.gid, status.times[0]), (2, 0o4711, 0, 5, 1));
     assert_eq!(position.root.node.set(Attribute::Bytes(0)), Err(Errno::INVAL));
-    let names: Vec<_> = position.root.node.entries().expect("a directory").into_iter().map(|entry| (entry.name, entry.kind)).collect();
+    let names: Vec<_> =
+        position.root.node.entries().expect("a directory").into_iter().map(|entry| (entry.name, entry.kind)).collect();
     assert_eq!(names, [("a".into(), Kind::Directory)]);
 }
 
@@ -128,7 +132,10 @@ fn a_pipe_has_an_end_and_no_more_than_its_room() {
     let (reader, writer) = Pipe::pair();
     let mut bytes = [0; 8];
     assert_eq!(reader.read(&mut bytes), Err(Errno::AGAIN));
-    assert_eq!((writer.write(b"hello"), reader.read(&mut bytes[..2]), reader.read(&mut bytes[2..])), (Ok(5), Ok(2), Ok(3)));
+    assert_eq!(
+        (writer.write(b"hello"), reader.read(&mut bytes[..2]), reader.read(&mut bytes[2..])),
+        (Ok(5), Ok(2), Ok(3))
+    );
     assert_eq!(&bytes[..5], b"hello");
     assert_eq!((reader.ready(None), writer.ready(None)), (0, OUT));
     // Small writes are whole, large ones are as much as there is room for.

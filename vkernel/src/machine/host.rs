@@ -168,3 +168,6 @@ impl FloatUse {
         Self
     }
 }
+
+/// No program runs here.
+pub fn set_thread(_thread: &crate::task::Thread) {}

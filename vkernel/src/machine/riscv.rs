@@ -16,7 +16,9 @@ pub use trap::enter_user;
 pub use user::{compare_exchange, copy, load_word};
 pub use vmspace::{create_space, destroy_space, invalidate_space, run_space, switch_space, way_to_use};
 
+use crate::task::Thread;
 use core::arch::asm;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use metal::csr;
 use sbi_spec::{hsm, rfnc, spi, srst, time};
@@ -38,6 +40,8 @@ pub struct Hart {
     id: u64,
     /// Its place among the harts in use, from 0.
     index: u64,
+    /// The address of the thread that runs, from the begin of its turn until that of another one's.
+    thread: u64,
 }
 
 /// Returns the place of this hart among those in use, from 0.
@@ -47,6 +51,15 @@ pub fn hart_index() -> usize {
     // SAFETY: `tp` leads to this hart's `Hart` in the kernel, whose index never changes.
     unsafe { asm!("ld {}, 40(tp)", out(reg) index, options(nostack, readonly, preserves_flags)) };
     index as usize
+}
+
+/// Says which thread runs on this hart until another one does: it stays at least as long as it runs.
+pub fn set_thread(thread: &Thread) {
+    let address = (&raw const *thread).expose_provenance() as u64;
+    // SAFETY: `tp` leads to this hart's `Hart` in the kernel, and no other hart uses it.
+    unsafe {
+        asm!("sd {}, {}(tp)", in(reg) address, const offset_of!(Hart, thread), options(nostack, preserves_flags))
+    };
 }
 
 /// Firmware's numbers of harts, by their index.

@@ -93,6 +93,8 @@ pub struct Process {
     /// Its number.
     pub pid: u32,
     parent: Mutex<Weak<Process>>,
+    /// The parent's number, so that it can be read without the lock.
+    parent_pid: AtomicU32,
     /// Children that have not been waited for.
     pub children: Mutex<BTreeMap<u32, Arc<Process>>>,
     /// Threads that have not ended.
@@ -260,6 +262,7 @@ impl Process {
         Arc::new(Self {
             pid,
             parent: Mutex::new(parent.clone()),
+            parent_pid: AtomicU32::new(parent.upgrade().map_or(0, |parent| parent.pid)),
             children: Mutex::default(),
             threads: Mutex::default(),
             space: Mutex::new(space),
@@ -306,9 +309,16 @@ impl Process {
         self.parent.lock().upgrade()
     }
 
+    /// Returns the parent's number.
+    #[must_use]
+    pub fn parent_pid(&self) -> u32 {
+        self.parent_pid.load(Ordering::Relaxed)
+    }
+
     /// Gives the process another parent.
     pub fn set_parent(&self, parent: &Arc<Self>) {
         *self.parent.lock() = Arc::downgrade(parent);
+        self.parent_pid.store(parent.pid, Ordering::Relaxed);
     }
 
     /// Returns the number of its group.

@@ -76,13 +76,16 @@ impl Future for Running {
     fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<()> {
         self.thread.set_waker(cx.waker());
         self.thread.begin_turn();
+        machine::set_thread(&self.thread);
         CURRENT[machine::hart_index()].store(self.thread.process.pid, Ordering::Relaxed);
         executor::begin_turn();
         let space = self.thread.process.space.lock().clone();
         if let Some(space) = space {
             space.activate();
         }
+        let begun = machine::ticks();
         let result = self.inner.as_mut().poll(cx);
+        self.thread.process.ticks.fetch_add(machine::ticks() - begun, Ordering::Relaxed);
         self.thread.end_turn();
         result
     }
@@ -125,16 +128,12 @@ async fn run(mut task: Task) {
 impl Task {
     /// Runs the program until it traps.
     fn enter(&mut self) -> Trap {
-        self.space.activate();
         machine::take_float(&self.float);
         timers::arm(executor::turn_end());
-        let before = machine::ticks();
-        let trap = match translation::way() {
+        match translation::way() {
             Way::Soft => machine::run_space(self.space.translation().handle(), &mut self.context),
             _ => machine::enter_user(&mut self.context),
-        };
-        self.thread.process.ticks.fetch_add(machine::ticks() - before, Ordering::Relaxed);
-        trap
+        }
     }
 
     /// Stores what the hart has of the thread, before it waits.

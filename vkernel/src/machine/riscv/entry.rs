@@ -44,7 +44,7 @@ struct Stack([u8; STACK_BYTES]);
 
 /// The boot hart's stack. Only assembly touches it.
 static mut BOOT_STACK: Stack = Stack([0; STACK_BYTES]);
-static mut BOOT_HART: Hart = Hart { stack: 0, context: 0, scratch: [0; 2], id: 0, index: 0 };
+static mut BOOT_HART: Hart = Hart { stack: 0, context: 0, scratch: [0; 2], id: 0, index: 0, thread: 0 };
 
 global_asm!(
     ".section .text.entry, \"ax\"",
@@ -140,7 +140,7 @@ extern "C" fn secondary_hart() -> ! {
 pub fn prepare(id: u64, index: usize) -> u64 {
     let stack = Box::leak(Box::new(Stack([0; STACK_BYTES])));
     let top = (&raw const *stack).expose_provenance() + STACK_BYTES;
-    let hart = Hart { stack: top as u64, context: 0, scratch: [0; 2], id, index: index as u64 };
+    let hart = Hart { stack: top as u64, context: 0, scratch: [0; 2], id, index: index as u64, thread: 0 };
     (&raw const *Box::leak(Box::new(hart))).expose_provenance() as u64
 }
 
