@@ -1,0 +1,192 @@
+//! `gnomon exec`: programs on the vkernel do what they do on Linux, and their input, output, signals and status are the command's.
+
+use rexpect::session::{PtySession, spawn_command};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PATIENCE_MS: u64 = 120_000;
+const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
+/// Programs whose output is the same on every kernel.
+const PROGRAMS: &str = include_str!("exec/programs.sh");
+
+/// `gnomon exec`, with options before the program.
+fn exec(options: &[&str], program: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.args(["exec", "--timeout", "120"]).args(options).args(program).stdin(Stdio::null());
+    command
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a command to its end, with input.
+fn run_with(mut command: Command, input: &[u8]) -> Output {
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("the command");
+    let mut stdin = child.stdin.take().expect("its input");
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // A program need not read all of it.
+        let _ = stdin.write_all(&input);
+    });
+    let output = child.wait_with_output().expect("its end");
+    writer.join().expect("written");
+    output
+}
+
+#[test]
+fn programs_do_the_same_as_on_linux_in_every_way() {
+    let linux = Command::new(env!("CARGO_BIN_EXE_gnomon"))
+        .args(["run", "--control", "off", "--timeout", "200", "--exec", PROGRAMS])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command");
+    assert!(linux.status.success(), "{}", said(&linux));
+    let expected = String::from_utf8_lossy(&linux.stdout).into_owned();
+    assert!(expected.lines().count() > 60, "{expected}");
+    for options in [
+        &["--vcpus", "2"][..],
+        &["--vmspace", "nested", "--vcpus", "2"],
+        &["--vmspace", "soft", "--vcpus", "2"],
+        &["--mmu", "lazy"],
+        &["--no-h", "--vmspace", "soft"],
+    ] {
+        let output = exec(options, &["busybox", "sh", "-c", PROGRAMS]).output().expect("the command");
+        let found = String::from_utf8_lossy(&output.stdout);
+        let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
+        assert!(found == expected, "{options:?}: {differs:?}\n{}", said(&output));
+        assert!(output.status.success(), "{options:?}: {}", said(&output));
+    }
+}
+
+#[test]
+fn input_output_and_status_are_the_commands() {
+    let input: Vec<u8> = (0..600_000u32).map(|n| (n * n >> 7) as u8).collect();
+    let script = "cat; echo problem >&2; exit 9";
+    let output = run_with(exec(&[], &["busybox", "sh", "-c", script]), &input);
+    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+    assert!(output.stdout == input, "{} bytes", output.stdout.len());
+    assert_eq!(said(&output), "problem\n");
+    // A program that reads nothing ends nevertheless, and one that a signal ends has its status.
+    let output = run_with(
+        exec(&["--env", "A=b c"], &["busybox", "sh", "-c", "echo $A $0 $1; kill -SEGV $$", "x y", "z"]),
+        &input,
+    );
+    assert_eq!((output.status.code(), &*output.stdout), (Some(139), &b"b c x y z\n"[..]), "{}", said(&output));
+    let output = exec(&["--directory", "/proc"], &["busybox", "pwd"]).output().expect("the command");
+    assert_eq!(output.stdout, b"/proc\n", "{}", said(&output));
+}
+
+/// Waits for a line of a child's output.
+fn wait_for(child: &mut Child, line: &str) {
+    let (mut seen, mut byte) = (String::new(), [0]);
+    let stdout = child.stdout.as_mut().expect("its output");
+    while !seen.ends_with(line) {
+        assert_eq!(stdout.read(&mut byte).expect("output"), 1, "{seen}");
+        seen.push(byte[0] as char);
+    }
+}
+
+fn kill(child: &Child, signal: &str) {
+    let status = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status();
+    assert!(status.expect("kill").success());
+}
+
+fn end_of(mut child: Child) -> Option<i32> {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("its status") {
+            return status.code();
+        }
+        assert!(started.elapsed() < PATIENCE, "it does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn signals_reach_the_program_and_a_closed_output_ends_it() {
+    let script = "trap 'echo got; exit 3' TERM; echo ready; while :; do sleep 0.1; done";
+    let spawn = |script: &str| {
+        let mut command = exec(&[], &["busybox", "sh", "-c", script]);
+        command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the command")
+    };
+    let mut child = spawn(script);
+    wait_for(&mut child, "ready\n");
+    kill(&child, "TERM");
+    wait_for(&mut child, "got\n");
+    assert_eq!(end_of(child), Some(3));
+    let mut child = spawn("echo ready; sleep 100");
+    wait_for(&mut child, "ready\n");
+    kill(&child, "INT");
+    assert_eq!(end_of(child), Some(130));
+    let mut child = spawn("yes");
+    wait_for(&mut child, "y\n");
+    drop(child.stdout.take());
+    assert_eq!(end_of(child), Some(141), "SIGPIPE");
+}
+
+fn terminal() -> PtySession {
+    let mut command = exec(&[], &["busybox", "sh"]);
+    command.env("TERM", "dumb");
+    let command = {
+        // The terminal is the session's.
+        let mut plain = Command::new(command.get_program());
+        plain.args(command.get_args()).env("TERM", "dumb");
+        plain
+    };
+    spawn_command(command, Some(PATIENCE_MS)).expect("a terminal")
+}
+
+#[test]
+fn a_shell_has_a_terminal_with_jobs() {
+    let mut shell = terminal();
+    shell.exp_string("/ # ").expect("a prompt");
+    shell.send_line("echo on$((1 + 1)) $(tty) $TERM").expect("typed");
+    shell.exp_string("on2 /dev/console dumb").expect("output");
+    shell.send_line("sleep 100").expect("typed");
+    std::thread::sleep(Duration::from_millis(500));
+    shell.send_control('c').expect("typed");
+    shell.send_line("echo status $?").expect("typed");
+    shell.exp_string("status 130").expect("the signal");
+    shell.send_line("sleep 100").expect("typed");
+    std::thread::sleep(Duration::from_millis(500));
+    shell.send_control('z').expect("typed");
+    shell.exp_string("Stopped").expect("the job");
+    shell.send_line("kill %1; echo x | cat; exit 4").expect("typed");
+    shell.exp_string("x\r\n").expect("output");
+    shell.exp_eof().expect("its end");
+    assert_eq!(shell.process.wait().map(|status| format!("{status:?}")).is_ok_and(|status| status.contains("4")), true);
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_a_remedy() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a name").to_owned();
+    fs::write(path("script"), "#!/bin/sh\n").expect("written");
+    fs::create_dir_all(path("root/bin")).expect("made");
+    fs::write(path("root/bin/text"), "no program").expect("written");
+    fs::set_permissions(path("root/bin/text"), fs::Permissions::from_mode(0o755)).expect("set");
+    let refused = |options: &[&str], program: &str| {
+        let output = exec(options, &[program]).output().expect("the command");
+        (output.status.code(), said(&output))
+    };
+    for (program, why) in [
+        (path("script"), "is a script"),
+        (path("none"), "cannot read"),
+        ("/proc/self/exe".into(), "is not a program for 64-bit RISC-V"),
+    ] {
+        let (status, said) = refused(&[], &program);
+        assert!(status == Some(1) && said.contains(why) && said.contains("remedy"), "{said}");
+    }
+    let root = path("root");
+    let (status, said) = refused(&["--root", &root], "absent");
+    assert!(status == Some(1) && said.contains("has no program absent"), "{said}");
+    let (status, said) = refused(&["--root", &root], "text");
+    assert!(status == Some(127) && said.contains("the first program cannot be started: /bin/text"), "{said}");
+    let (status, said) = refused(&["--env", "A"], "busybox");
+    assert!(status == Some(2) && said.contains("NAME=VALUE"), "{said}");
+}
