@@ -16,6 +16,8 @@
 //! | [`READ`] | handle, VA, GPA, bytes | `nested`, `soft` | bytes copied to the kernel's RAM |
 //! | [`WRITE`] | handle, VA, GPA, bytes | `nested`, `soft` | bytes copied to the space |
 
+use serde::{Deserialize, Serialize};
+
 /// The SBI extension.
 pub const EXTENSION: usize = crate::root_cache::EXTENSION;
 
@@ -63,7 +65,8 @@ pub const FLAGS_AT: u64 = 288;
 pub const CONTEXT_BYTES: u64 = 296;
 
 /// A way in which a kernel runs its programs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[repr(u8)]
 pub enum Way {
     /// No calls: the kernel's own `satp`, `sfence.vma` and `sret`.

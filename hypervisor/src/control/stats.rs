@@ -5,6 +5,7 @@ use crate::measure::counters::{NestedCounters, VcpuCounters};
 use crate::vm::Vm;
 use crate::vm::vms::Report;
 use abi::record::{Record, Stats, VmStats};
+use abi::vmspace::Way;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -111,6 +112,7 @@ impl Gnomon {
                 .for_each(|mapper| mapper.counters(&mut |name, count| _ = counters.insert(name, count)));
         }
         counters.extend(g_stage(&space));
+        counters.extend(address_spaces(vm));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         {
             let devices = vm.devices.all();
@@ -124,6 +126,22 @@ impl Gnomon {
         }
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }
+}
+
+/// Returns the counts of a kernel's address spaces and calls by name; none before its first call.
+fn address_spaces(vm: &Vm) -> Vec<(&'static str, u64)> {
+    let spaces = vm.tlb.spaces.lock();
+    if spaces.counts.each().all(|(_, count)| count == 0) {
+        return Vec::new();
+    }
+    let has = |way| u64::from(vm.translation.has_way(way, vm.config.nested)) << way as u8;
+    let available = Way::ALL.into_iter().map(has).sum();
+    let now = [
+        ("vmspace.alive", spaces.alive() as u64),
+        ("vmspace.available", available),
+        ("vmspace.way", vm.config.vmspace as u64),
+    ];
+    spaces.counts.each().chain(now).collect()
 }
 
 /// Returns an address space's counters by name.

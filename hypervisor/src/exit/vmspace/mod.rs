@@ -1,0 +1,207 @@
+//! The address-space calls ([`abi::vmspace`], `docs/vmspace.md`), and the exits of programs that a kernel runs by them.
+//!
+//! | event | function |
+//! |---|---|
+//! | a call | [`call`] |
+//! | RUN | `program::begin` |
+//! | a trap of a program's | [`handle`] |
+//! | an interrupt that the kernel has enabled, while its program runs | [`settle`] |
+//! | READ, WRITE | `copy::copy` |
+
+mod copy;
+mod program;
+
+pub use program::{handle, settle};
+
+use crate::exit::sbi::encoding::{Answer, Args, unreached};
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::memory::spaces::{self, MOST_PAGES};
+use crate::vm::sbi_error::Error;
+use crate::vm::spaces::{Fences, Refusal};
+use crate::vm::vcpu::VcpuRun;
+use crate::vm::{Unreachable, Vm};
+use abi::tunable::Id;
+use abi::vmspace::{
+    CREATE, DESTROY, INFO, INVALIDATE, MOST_RANGES, RANGE_BYTES, READ, RUN, SET_ROOT, SWITCH, WRITE, Way, info,
+};
+use arrayvec::ArrayVec;
+use rv::{Access, Addr, Gpa, Gva};
+
+/// The changes of one list, if they are no more than [`MOST_PAGES`] pages.
+type Ranges = ArrayVec<(Addr<Gva>, u64), { MOST_PAGES as usize }>;
+
+/// Handles a call; `None` if there is no such function.
+pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Option<Answer> {
+    if !(INFO..=WRITE).contains(&function) || !g.tunables.is_on(Id::Vmspace) {
+        return None;
+    }
+    let has = |way| run.vm.translation.has_way(way, run.vm.config.nested);
+    let (has_nested, has_soft) = (has(Way::Nested), has(Way::Soft));
+    let exists = match function {
+        INFO => true,
+        RUN => has_soft,
+        SWITCH => has_nested,
+        _ => has_nested || has_soft,
+    };
+    let answer = if exists { by_function(g, run, function, args, env) } else { refuse(Error::NotSupported) };
+    if matches!(answer, Answer::Reply(Err(_))) {
+        run.vm.tlb.spaces.lock().counts.refused += 1;
+    }
+    Some(answer)
+}
+
+fn by_function<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Answer {
+    let [handle, at, count, length, ..] = args;
+    match function {
+        INFO => {
+            run.vm.tlb.spaces.lock().counts.info += 1;
+            let has = |way| run.vm.translation.has_way(way, run.vm.config.nested);
+            Answer::Reply(Ok(info(has(Way::Nested), has(Way::Soft), run.vm.config.vmspace)))
+        }
+        CREATE => match spaces::root_of(g, run, handle) {
+            Some(root) => Answer::Reply(run.vm.tlb.spaces.lock().create(root).map_err(error)),
+            None => refuse(Error::InvalidAddress),
+        },
+        DESTROY => destroy(g, run, handle, env),
+        SET_ROOT => match spaces::root_of(g, run, at) {
+            Some(root) => set_root(g, run, (handle, root), env),
+            None => refuse(Error::InvalidAddress),
+        },
+        INVALIDATE => invalidate(g, run, handle, (at, count), env),
+        RUN => program::begin(g, run, handle, at, env),
+        SWITCH => switch(run, handle, env),
+        READ => copy::copy(g, run, (handle, Access::Load), (at, count, length), env),
+        _ => copy::copy(g, run, (handle, Access::Store), (at, count, length), env),
+    }
+}
+
+/// Returns the error that a refused call returns.
+const fn error(why: Refusal) -> Error {
+    match why {
+        Refusal::Unknown => Error::InvalidParam,
+        Refusal::Runs => Error::AlreadyStarted,
+        Refusal::Full => Error::Failed,
+    }
+}
+
+const fn refuse(error: Error) -> Answer {
+    Answer::Reply(Err(error))
+}
+
+fn destroy<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, env: &mut E) -> Answer {
+    let reach = run.vm.translation.reach_of_spaces();
+    let mut all = run.vm.tlb.spaces.lock();
+    match all.destroy(handle, run.shared.id, reach) {
+        Ok((slot, fences)) => {
+            spaces::post(run, slot, (None, fences), env);
+            drop(all);
+            done(g, run, slot, (None, fences), env)
+        }
+        Err(why) => refuse(error(why)),
+    }
+}
+
+fn set_root<E: Env>(g: &Gnomon, run: &mut VcpuRun, (handle, root): (u64, u64), env: &mut E) -> Answer {
+    let reach = run.vm.translation.reach_of_spaces();
+    let mut all = run.vm.tlb.spaces.lock();
+    match all.set_root(handle, root, (run.shared.id, reach)) {
+        Ok((slot, fences, runs)) => {
+            spaces::post(run, slot, (None, fences), env);
+            drop(all);
+            if runs && run.vm.translation.has_way(Way::Nested, run.vm.config.nested) {
+                // It is the present root. The fence comes behind.
+                spaces::switch(run, (slot, root), false, env);
+            }
+            done(g, run, slot, (None, fences), env)
+        }
+        Err(why) => refuse(error(why)),
+    }
+}
+
+/// Does the fences that a change of a space takes.
+fn done<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    slot: u8,
+    what: (Option<&[(Addr<Gva>, u64)]>, Fences),
+    env: &mut E,
+) -> Answer {
+    spaces::fence(g, run, slot, what, env);
+    Answer::Reply(Ok(0))
+}
+
+fn invalidate<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, (at, count): (u64, u64), env: &mut E) -> Answer {
+    if count > MOST_RANGES {
+        return refuse(Error::InvalidParam);
+    }
+    if count != 0 && !run.vm.in_ram(at, count * RANGE_BYTES) {
+        return refuse(Error::InvalidAddress);
+    }
+    let ranges = match ranges(g, run, (Addr::new(at), count), env) {
+        Ok(ranges) => ranges,
+        Err(why) => return unreached(g, run, why, Error::InvalidAddress),
+    };
+    let ranges = ranges.as_deref();
+    let reach = run.vm.translation.reach_of_spaces();
+    let mut all = run.vm.tlb.spaces.lock();
+    match all.invalidate(handle, run.shared.id, (ranges.is_none(), reach)) {
+        Ok((slot, fences)) => {
+            spaces::post(run, slot, (ranges, fences), env);
+            drop(all);
+            done(g, run, slot, (ranges, fences), env)
+        }
+        Err(why) => refuse(error(why)),
+    }
+}
+
+/// Reads a list of ranges. `None` if they are the whole space, or so many pages that they are treated so.
+fn ranges<E: Env>(
+    g: &Gnomon,
+    run: &mut VcpuRun,
+    (at, count): (Addr<Gpa>, u64),
+    env: &mut E,
+) -> Result<Option<Ranges>, Unreachable> {
+    /// Ranges that are read at a time.
+    const PART: usize = 16;
+    let (mut found, mut pages, mut done) = (Ranges::new(), 0u64, 0);
+    if count == 0 {
+        return Ok(None);
+    }
+    while done < count {
+        let mut bytes = [0; PART * RANGE_BYTES as usize];
+        let part = (count - done).min(PART as u64);
+        let bytes = &mut bytes[..(part * RANGE_BYTES) as usize];
+        let vm: &Vm = &run.vm;
+        vm.read(g, at.wrapping_add(done * RANGE_BYTES), bytes, &mut run.ready, env)?;
+        for range in bytes.as_chunks::<{ RANGE_BYTES as usize }>().0 {
+            let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|n| range[at + n]));
+            let (start, length) = (word(0), word(8));
+            if length == 0 {
+                continue;
+            }
+            let Some(last) = start.checked_add(length - 1) else { return Ok(None) };
+            pages = pages.saturating_add((last >> 12) - (start >> 12) + 1);
+            if pages > MOST_PAGES || found.try_push((Addr::new(start), length)).is_err() {
+                return Ok(None);
+            }
+        }
+        done += part;
+    }
+    Ok(Some(found))
+}
+
+fn switch<E: Env>(run: &VcpuRun, handle: u64, env: &mut E) -> Answer {
+    let mut all = run.vm.tlb.spaces.lock();
+    match all.enter(handle, run.shared.id) {
+        Ok(entry) => {
+            all.counts.switch += 1;
+            // By its ASID alone, other vCPUs have nothing of it here.
+            all.counts.fences_switch += u64::from(entry.fence);
+            drop(all);
+            spaces::switch(run, (entry.slot, entry.root), entry.fence, env);
+            Answer::Reply(Ok(0))
+        }
+        Err(why) => refuse(error(why)),
+    }
+}
