@@ -20,7 +20,7 @@ use sbi_spec::pmu::firmware_event;
 pub(super) enum Attempt {
     /// The vCPU goes on so.
     Outcome(Outcome),
-    /// It is the guest's own trap.
+    /// The guest's own trap.
     Own(Trap),
     /// A byte has faulted: that is the vCPU's exit now.
     Faulted,

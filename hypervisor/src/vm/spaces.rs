@@ -46,6 +46,8 @@ struct Slot {
     held: u32,
     /// Of these, the vCPUs that fence when they enter it.
     stale: u32,
+    /// The vCPUs that run it.
+    running: u32,
 }
 
 /// The fences that a change of a space takes.
@@ -105,7 +107,7 @@ counts! {
     set_root = "vmspace.set_root",
     /// Calls of INVALIDATE.
     invalidate = "vmspace.invalidate",
-    /// Calls of RUN that ran a program.
+    /// Runs of programs that have ended.
     run = "vmspace.run",
     /// Calls of SWITCH.
     switch = "vmspace.switch",
@@ -181,15 +183,10 @@ impl Spaces {
         self.slots[usize::from(at)].root.map(|root| (at, root)).ok_or(Refusal::Unknown)
     }
 
-    /// Returns the vCPUs (by bit) that run the space in a slot.
-    fn running(&self, slot: u8) -> u32 {
-        self.current.iter().zip(0..).filter(|(at, _)| **at == Some(slot)).fold(0, |set, (_, vcpu)| set | 1 << vcpu)
-    }
-
     /// Returns the slot of a space that no vCPU but `vcpu` runs.
     fn find_idle(&self, handle: u64, vcpu: u32) -> Result<u8, Refusal> {
         let at = self.find(handle)?;
-        if self.running(at) & !(1 << vcpu) == 0 { Ok(at) } else { Err(Refusal::Runs) }
+        if self.slots[usize::from(at)].running & !(1 << vcpu) == 0 { Ok(at) } else { Err(Refusal::Runs) }
     }
 
     /// Ends a space. Returns its slot, and the fences as for an invalidation of the whole space.
@@ -198,7 +195,9 @@ impl Spaces {
     /// [`Refusal::Unknown`], and [`Refusal::Runs`] if another vCPU runs it.
     pub fn destroy(&mut self, handle: u64, vcpu: u32, reach: Reach) -> Result<(u8, Fences), Refusal> {
         let at = self.find_idle(handle, vcpu)?;
-        self.current[vcpu as usize].take_if(|current| *current == at);
+        if self.current[vcpu as usize] == Some(at) {
+            self.leave(vcpu);
+        }
         let fences = self.change(at, vcpu, (true, reach));
         let slot = &mut self.slots[usize::from(at)];
         slot.root = None;
@@ -242,8 +241,8 @@ impl Spaces {
     }
 
     fn change(&mut self, at: u8, vcpu: u32, (whole, reach): (bool, Reach)) -> Fences {
-        let (running, own) = (self.running(at), 1 << vcpu);
-        let slot = &mut self.slots[usize::from(at)];
+        let (slot, own) = (&mut self.slots[usize::from(at)], 1 << vcpu);
+        let running = slot.running;
         let others = slot.held & !own;
         let fences = match reach {
             Reach::Posted => Fences { own: true, posted: others, running: others & running },
@@ -268,17 +267,21 @@ impl Spaces {
     /// [`Refusal::Unknown`].
     pub fn enter(&mut self, handle: u64, vcpu: u32) -> Result<Entry, Refusal> {
         let (slot, root) = self.root(handle)?;
+        self.leave(vcpu);
         let (of, own) = (&mut self.slots[usize::from(slot)], 1 << vcpu);
         let fence = of.stale & own != 0;
         of.stale &= !own;
         of.held |= own;
+        of.running |= own;
         self.current[vcpu as usize] = Some(slot);
         Ok(Entry { root, slot, fence })
     }
 
     /// Notes that `vcpu` runs no space any more.
-    pub const fn leave(&mut self, vcpu: u32) {
-        self.current[vcpu as usize] = None;
+    pub fn leave(&mut self, vcpu: u32) {
+        if let Some(slot) = self.current[vcpu as usize].take() {
+            self.slots[usize::from(slot)].running &= !(1 << vcpu);
+        }
     }
 
     /// Returns whether `vcpu` runs a space.
@@ -290,27 +293,29 @@ impl Spaces {
     /// Returns the state for a snapshot.
     #[must_use]
     pub fn save(&self) -> Vec<SpaceState> {
-        let vcpus = |slot| self.running(slot);
-        let state =
-            |(slot, it): (u8, &Slot)| SpaceState { root: it.root, generation: it.generation, running: vcpus(slot) };
-        (0..=u8::MAX).zip(&self.slots).map(state).collect()
+        let state = |it: &Slot| SpaceState { root: it.root, generation: it.generation, running: it.running };
+        self.slots.iter().map(state).collect()
     }
 
     /// Restores the state of a VM with that many vCPUs, each of which fences before it uses a translation. Returns whether it is one that can be.
     #[must_use]
     pub fn restore(&mut self, saved: &[SpaceState], vcpus: u32) -> bool {
         self.clear();
-        if saved.len() > MOST_SPACES || saved.iter().any(|slot| slot.generation > MOST_GENERATION) {
+        let is_wild =
+            |slot: &SpaceState| slot.generation > MOST_GENERATION || slot.generation == 0 && slot.root.is_some();
+        if saved.len() > MOST_SPACES || saved.iter().any(is_wild) {
             return false;
         }
         for (slot, it) in (0..=u8::MAX).zip(saved) {
             let (root, all) = (it.root, u32::MAX >> (u32::BITS - vcpus.clamp(1, MAX_VCPUS)));
-            self.slots.push(Slot { generation: it.generation, root, held: all, stale: all });
+            let mut running = 0;
             for (vcpu, current) in (0..vcpus).zip(&mut self.current) {
-                if it.running >> vcpu & 1 != 0 && root.is_some() && it.generation != 0 {
+                if it.running >> vcpu & 1 != 0 && root.is_some() && current.is_none() {
                     *current = Some(slot);
+                    running |= 1 << vcpu;
                 }
             }
+            self.slots.push(Slot { generation: it.generation, root, held: all, stale: all, running });
         }
         true
     }

@@ -27,11 +27,11 @@ fn measure(name: &str, mut round: impl FnMut() -> Check) -> Check {
 }
 
 fn invalidate(w: &World, list: &'static guests::paging::Page) -> Check {
-    measure("INVALIDATE of one page", || {
+    measure("invalidate_page", || {
         ensure_eq!(w.handle.invalidate(list, &[(DATA, 8)]), sbi::SUCCESS, "INVALIDATE");
         Ok(())
     })?;
-    measure("INVALIDATE of all", || {
+    measure("invalidate_all", || {
         ensure_eq!(w.handle.invalidate_all(), sbi::SUCCESS, "INVALIDATE");
         Ok(())
     })
@@ -42,13 +42,13 @@ fn soft() -> Check {
     let kernel = guests::paging::Space::new(&rv::format::SV39, 0);
     kernel.enter();
     let program = w.program();
-    measure("RUN and a call of the program's", || {
+    measure("run", || {
         program.go_to(CODE);
         ensure_eq!(program.run(w.handle).map(|end| end.0), Ok(8), "RUN");
         Ok(())
     })?;
     invalidate(&w, list)?;
-    measure("INVALIDATE of one page, and RUN", || {
+    measure("invalidate_page_and_run", || {
         ensure_eq!(w.handle.invalidate(list, &[(DATA, 8)]), sbi::SUCCESS, "INVALIDATE");
         program.go_to(CODE);
         ensure_eq!(program.run(w.handle).map(|end| end.0), Ok(8), "RUN");
@@ -65,12 +65,12 @@ fn nested() -> Check {
         Ok(())
     };
     let mut n = 0;
-    measure("SWITCH", || {
+    measure("switch", || {
         n ^= 1;
         switch(worlds[n].handle)
     })?;
     let mut user = User::at(CODE);
-    measure("a call of a program's, by sret", || {
+    measure("call_by_sret", || {
         user.pc = CODE;
         ensure_eq!(user.run().cause, 8, "a program's call");
         Ok(())

@@ -66,7 +66,7 @@ fn programs() -> Check {
     worlds.iter().try_for_each(|w| w.end())
 }
 
-/// What is seen after changes: of the present space, and of one that is switched to later.
+/// Changes are seen: of the present space, and of one that is switched to later.
 fn changes() -> Check {
     let (w, other, list, pages) = (world(0)?, world(1)?, page(), [page(), page()]);
     for round in 0..16u64 {

@@ -179,7 +179,7 @@ fn interrupts() -> Check {
     w.end()
 }
 
-/// What a program sees after changes of its tables.
+/// A program sees changes of its tables.
 fn invalidate() -> Check {
     let w = World::new(&[LOAD, ECALL])?;
     let (program, list, pages) = (w.program(), page(), [page(), page(), page()]);
@@ -256,7 +256,7 @@ fn many() -> Check {
     worlds.iter().flatten().try_for_each(|(w, _)| w.end())
 }
 
-/// What the other hart runs: the space, and the address of the context page.
+/// The space that the other hart runs, and the address of the context page.
 static RUNS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 /// The number of ends of its runs; how the last one ended.
 static ENDED: AtomicU64 = AtomicU64::new(0);
@@ -273,7 +273,7 @@ fn run_for_other(_: u64) {
     ENDED.fetch_add(1, Release);
 }
 
-/// Changes in a space that another hart runs reach that, and it ends only when nobody runs it.
+/// Changes in a space that another hart runs reach that, and it ends only when no hart runs it.
 fn other_runs() -> Check {
     let Some(other) = board().other_harts().next() else { return Ok(()) };
     // 1: ld a0, (a1); addi a0, a0, 1; sd a0, (a1); j 1b

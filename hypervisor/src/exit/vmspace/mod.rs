@@ -138,11 +138,13 @@ fn invalidate<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, (at, count): (
     if count != 0 && !run.vm.in_ram(at, count * RANGE_BYTES) {
         return refuse(Error::InvalidAddress);
     }
-    let ranges = match ranges(g, run, (Addr::new(at), count), env) {
-        Ok(ranges) => ranges,
+    // Not returned by value: it is a KiB.
+    let mut list = Ranges::new();
+    let ranges = match read_ranges(g, run, (Addr::new(at), count), &mut list, env) {
+        Ok(true) => Some(list.as_slice()),
+        Ok(false) => None,
         Err(why) => return unreached(g, run, why, Error::InvalidAddress),
     };
-    let ranges = ranges.as_deref();
     let reach = run.vm.translation.reach_of_spaces();
     let mut all = run.vm.tlb.spaces.lock();
     match all.invalidate(handle, run.shared.id, (ranges.is_none(), reach)) {
@@ -155,19 +157,17 @@ fn invalidate<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, (at, count): (
     }
 }
 
-/// Reads a list of ranges. `None` if they are the whole space, or so many pages that they are treated so.
-fn ranges<E: Env>(
+/// Reads a list of ranges. Returns false if they are the whole space, or so many pages that they are treated so.
+fn read_ranges<E: Env>(
     g: &Gnomon,
     run: &mut VcpuRun,
     (at, count): (Addr<Gpa>, u64),
+    found: &mut Ranges,
     env: &mut E,
-) -> Result<Option<Ranges>, Unreachable> {
+) -> Result<bool, Unreachable> {
     /// Ranges that are read at a time.
-    const PART: usize = 16;
-    let (mut found, mut pages, mut done) = (Ranges::new(), 0u64, 0);
-    if count == 0 {
-        return Ok(None);
-    }
+    const PART: usize = 8;
+    let (mut pages, mut done) = (0u64, 0);
     while done < count {
         let mut bytes = [0; PART * RANGE_BYTES as usize];
         let part = (count - done).min(PART as u64);
@@ -180,15 +180,15 @@ fn ranges<E: Env>(
             if length == 0 {
                 continue;
             }
-            let Some(last) = start.checked_add(length - 1) else { return Ok(None) };
+            let Some(last) = start.checked_add(length - 1) else { return Ok(false) };
             pages = pages.saturating_add((last >> 12) - (start >> 12) + 1);
             if pages > MOST_PAGES || found.try_push((Addr::new(start), length)).is_err() {
-                return Ok(None);
+                return Ok(false);
             }
         }
         done += part;
     }
-    Ok(Some(found))
+    Ok(count != 0)
 }
 
 fn switch<E: Env>(run: &VcpuRun, handle: u64, env: &mut E) -> Answer {

@@ -20,23 +20,24 @@ use crate::vm::outcome::{Faulted, Outcome};
 use crate::vm::sbi_error::Error;
 use crate::vm::vcpu::{Program, VcpuRun, request};
 use abi::vmspace::{CAUSE_AT, CONTEXT_BYTES, FLAGS_AT, INSTRUCTION_AT, PC_AT, TVAL_AT};
-use alloc::boxed::Box;
 use alloc::format;
 use core::sync::atomic::Ordering;
 use mmu::two_stage::access_fault;
 use rv::system::WRS_NTO;
-use rv::{Access, Addr, Cause, Exception, Interrupt, Mode, PAGE_BYTES, Trap};
+use rv::{Access, Addr, Cause, Exception, Interrupt, Mode, PAGE_BYTES, PhysMem, Trap};
 
 const INTERRUPT: u64 = 1 << 63;
+/// Words of the context page that are used.
+const WORDS: usize = CONTEXT_BYTES as usize / 8;
 /// The instruction `ecall`.
 const ECALL: u64 = 0x73;
 
 /// The end of a run, as the kernel is told.
 #[derive(Clone, Copy, Default, Debug)]
 struct Ending {
-    /// As `scause` has it.
+    /// The cause, in the format of `scause`.
     cause: u64,
-    /// As `stval` has it.
+    /// The trap value, in the format of `stval`.
     tval: u64,
     /// The instruction that trapped, or 0.
     insn: u64,
@@ -70,16 +71,10 @@ pub(super) fn begin<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, page: u6
         Ok(entry) => entry,
         Err(why) => return refuse(error(why)),
     };
-    let begun = try_begin(g, run, ((entry.slot, entry.root), page), env);
-    let mut all = run.vm.tlb.spaces.lock();
-    match begun {
-        Ok(()) => {
-            all.counts.run += 1;
-            drop(all);
-            Answer::Outcome(interrupted(g, run, env).unwrap_or(Outcome::Resume))
-        }
+    match try_begin(g, run, ((entry.slot, entry.root), page), env) {
+        Ok(()) => Answer::Outcome(interrupted(g, run, env).unwrap_or(Outcome::Resume)),
         Err(answer) => {
-            all.leave(run.shared.id);
+            run.vm.tlb.spaces.lock().leave(run.shared.id);
             answer
         }
     }
@@ -91,12 +86,15 @@ fn try_begin<E: Env>(
     (space, page): ((u8, u64), u64),
     env: &mut E,
 ) -> Result<(), Answer> {
-    let mut bytes = [0; CONTEXT_BYTES as usize];
-    if let Err(why) = run.vm.read(g, Addr::new(page), &mut bytes, &mut run.ready, env) {
+    // By words: a copy of bytes to any alignment takes a thousand instructions more.
+    let mut words = [0; WORDS];
+    let read = run.vm.with_page(g, (Addr::new(page), Access::Load), &mut run.ready, env, |at, mem| {
+        (0..).zip(&mut words).for_each(|(n, word)| *word = mem.read_u64(at.wrapping_add(8 * n)));
+    });
+    if let Err(why) = read {
         return Err(unreached(g, run, why, Error::InvalidAddress));
     }
-    let word = |at: u64| u64::from_le_bytes(core::array::from_fn(|n| bytes[at as usize + n]));
-    if word(FLAGS_AT) != 0 {
+    if words[FLAGS_AT as usize / 8] != 0 {
         return Err(refuse(Error::InvalidParam));
     }
     run.follow_lane();
@@ -107,14 +105,13 @@ fn try_begin<E: Env>(
         Err(outcome) => return Err(Answer::Outcome(outcome)),
     }
     let sie = env.begin_program();
-    let kernel = Program { runs: true, waits_events: false, x: run.context.x, pc: run.context.pc, satp, sie, page };
-    match &mut run.program {
-        Some(program) => **program = kernel,
-        none => *none = Some(Box::new(kernel)),
-    }
-    run.context.x = core::array::from_fn(|n| word(8 * n as u64));
+    let kernel = run.program.get_or_insert_default();
+    (kernel.runs, kernel.waits_events) = (true, false);
+    (kernel.pc, kernel.satp, kernel.sie, kernel.page) = (run.context.pc, satp, sie, page);
+    kernel.x.copy_from_slice(&run.context.x);
+    run.context.x.copy_from_slice(&words[..32]);
     run.context.x[0] = 0;
-    run.context.pc = word(PC_AT) & !1;
+    run.context.pc = words[PC_AT as usize / 8] & !1;
     env.set_privilege(Mode::User);
     watch_timer(g, run, sie, env);
     Ok(())
@@ -281,7 +278,7 @@ fn misaligned<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: 
 /// Ends the run of the vCPU's program; without an ending, the kernel makes the same call again. If that cannot be done now, the program goes on as the
 /// outcome says, and traps again.
 fn end<E: Env>(g: &Gnomon, run: &mut VcpuRun, ending: Option<Ending>, env: &mut E) -> Outcome {
-    let Some(&Program { x, pc, satp, page, .. }) = run.program.as_deref() else { unreachable!("it runs no program") };
+    let Some(&Program { pc, satp, page, .. }) = run.program.as_deref() else { unreachable!("it runs no program") };
     if let Err(why) = tell(g, run, page, ending.unwrap_or_default(), env) {
         return match why {
             Unreachable::Waits { since } => wait_for_memory(g, run, since),
@@ -294,16 +291,17 @@ fn end<E: Env>(g: &Gnomon, run: &mut VcpuRun, ending: Option<Ending>, env: &mut 
         Ok(false) => return Outcome::Resume,
         Err(outcome) => return outcome,
     }
-    (run.context.x, run.context.pc) = (x, pc);
-    match ending {
-        Some(_) => (run.context.x[10], run.context.x[11]) = (0, 0),
-        None => run.context.pc = pc.wrapping_sub(4),
-    }
     if let Some(program) = run.program.as_deref_mut() {
         program.runs = false;
+        run.context.x.copy_from_slice(&program.x);
         if core::mem::take(&mut program.waits_events) {
             run.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
         }
+    }
+    run.context.pc = pc;
+    match ending {
+        Some(_) => (run.context.x[10], run.context.x[11]) = (0, 0),
+        None => run.context.pc = pc.wrapping_sub(4),
     }
     env.end_program();
     env.set_privilege(Mode::Supervisor);
@@ -312,15 +310,22 @@ fn end<E: Env>(g: &Gnomon, run: &mut VcpuRun, ending: Option<Ending>, env: &mut 
         env.set_timer_interrupt(false);
         run.deadline = u64::MAX;
     }
-    run.vm.tlb.spaces.lock().leave(run.shared.id);
+    let mut all = run.vm.tlb.spaces.lock();
+    all.counts.run += 1;
+    all.leave(run.shared.id);
+    drop(all);
     Outcome::Resume
 }
 
 /// Writes the program's registers and the cause to the context page.
 fn tell<E: Env>(g: &Gnomon, run: &mut VcpuRun, page: u64, ending: Ending, env: &mut E) -> Result<(), Unreachable> {
     const { assert!(PC_AT == 256 && CAUSE_AT == PC_AT + 8 && TVAL_AT == CAUSE_AT + 8 && INSTRUCTION_AT == TVAL_AT + 8) };
-    let mut words = [0; FLAGS_AT as usize / 8];
-    words[..32].copy_from_slice(&run.context.x);
-    words[32..].copy_from_slice(&[run.context.pc, ending.cause, ending.tval, ending.insn]);
-    run.vm.write(g, Addr::new(page), words.map(u64::to_le_bytes).as_flattened(), &mut run.ready, env)
+    let VcpuRun { vm, context, ready, .. } = run;
+    let page = Addr::new(page);
+    vm.with_page(g, (page, Access::Store), ready, env, |at, mem| {
+        let others = [context.pc, ending.cause, ending.tval, ending.insn];
+        (0..).zip(context.x.iter().chain(&others)).for_each(|(n, word)| mem.write_u64(at.wrapping_add(8 * n), *word));
+    })?;
+    vm.translation.host_wrote(vm, page.pfn(), env);
+    Ok(())
 }

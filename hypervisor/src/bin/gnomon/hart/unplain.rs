@@ -14,7 +14,7 @@ pub(super) struct Probed {
     pub(super) event: Option<Event>,
 }
 
-/// What runs in the guest's place, where exits are none of the guest's own.
+/// The world that runs in the guest's place, whose exits are none of the guest's own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Aside {
     /// The guest's own guest.
@@ -30,7 +30,7 @@ pub(super) struct Unplain {
     pub(super) is_proven: bool,
     /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
     pub(super) samples: bool,
-    /// What runs in the guest's place, if it does and nothing else makes its exits other than plain.
+    /// The world that runs in the guest's place, if nothing else makes its exits other than plain.
     pub(super) aside: Option<Aside>,
     /// The exit that is being handled, if it is noted.
     pub(super) exit: Option<Probed>,
