@@ -5,6 +5,7 @@ use crate::measure::counters::{NestedCounters, VcpuCounters};
 use crate::vm::Vm;
 use crate::vm::vms::Report;
 use abi::record::{Record, Stats, VmStats};
+use abi::tunable::Id;
 use abi::vmspace::Way;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
@@ -112,7 +113,7 @@ impl Gnomon {
                 .for_each(|mapper| mapper.counters(&mut |name, count| _ = counters.insert(name, count)));
         }
         counters.extend(g_stage(&space));
-        counters.extend(address_spaces(vm));
+        counters.extend(address_spaces(vm, self.tunables.is_on(Id::Vmspace)));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         {
             let devices = vm.devices.all();
@@ -128,20 +129,13 @@ impl Gnomon {
     }
 }
 
-/// Returns the counts of a kernel's address spaces and calls by name; none before its first call.
-fn address_spaces(vm: &Vm) -> Vec<(&'static str, u64)> {
-    let spaces = vm.tlb.spaces.lock();
-    if spaces.counts.each().all(|(_, count)| count == 0) {
-        return Vec::new();
-    }
-    let has = |way| u64::from(vm.translation.has_way(way, vm.config.nested)) << way as u8;
+/// Returns the counts of a VM's address spaces and calls by name; the calls are `on` or not.
+fn address_spaces(vm: &Vm, on: bool) -> Vec<(&'static str, u64)> {
+    let has = |way| u64::from(on && vm.translation.has_way(way, vm.config.nested)) << way as u8;
     let available = Way::ALL.into_iter().map(has).sum();
-    let now = [
-        ("vmspace.alive", spaces.alive() as u64),
-        ("vmspace.available", available),
-        ("vmspace.way", vm.config.vmspace as u64),
-    ];
-    spaces.counts.each().chain(now).collect()
+    let spaces = vm.tlb.spaces.lock();
+    let now = [("vmspace.alive", spaces.alive() as u64), ("vmspace.available", available)];
+    spaces.counts.each().chain(now).chain([("vmspace.way", vm.config.vmspace as u64)]).collect()
 }
 
 /// Returns an address space's counters by name.
