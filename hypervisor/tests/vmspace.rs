@@ -1,7 +1,11 @@
 //! The address-space calls, handled on a host.
 
 use crate::fake::{self, Event, World, shadow_world, vm_config, world_of};
+use crate::snapshot;
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
+use abi::control::save::Save;
+use abi::control::{Answer, Request};
+use abi::snapshot::bytes::Bytes;
 use abi::tunable::Id;
 use abi::vmspace::{
     CAUSE_AT, CREATE, DESTROY, EXTENSION, FLAGS_AT, INFO, INVALIDATE, PC_AT, READ, RUN, SET_ROOT, SWITCH, TVAL_AT,
@@ -10,6 +14,7 @@ use abi::vmspace::{
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::exit::vmspace;
 use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::spaces::{Reach, Refusal};
 use hypervisor::vm::vcpu::request;
 use rv::{Addr, Asid, Exception, Exit, Interrupt, Mode};
 use std::sync::atomic::Ordering;
@@ -261,6 +266,63 @@ fn changes_are_posted_to_vcpus_that_have_run_the_space() {
     assert!(other(), "it may have entered it since");
     assert_eq!(call(&mut w, INVALIDATE, &[handle, 0, 0]), (0, 0));
     assert!(!other(), "it has fenced all of it");
+}
+
+/// Takes a snapshot of a VM whose vCPU is in a program, and makes a machine on which the VM goes on from it in that mode, its vCPU not loaded.
+fn kept(mut w: World, mmu: MmuMode) -> Result<World, String> {
+    w.run.bank.mode = w.hart.mode;
+    w.run.bank.csrs.vsie = w.hart.vsie;
+    let World { g, mut hart, run } = w;
+    assert_eq!(snapshot::ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
+    snapshot::leave(&g, run, &mut hart);
+    let saving = snapshot::begin(&g, &mut hart);
+    let (state, pages) = snapshot::take(&g, &mut hart, &saving);
+    let config = VmConfig {
+        mmu: Some(mmu),
+        svvptc: false,
+        segments: snapshot::segments(&pages),
+        restore: Some(Bytes(state.encode())),
+        ..vm_config("vm", 1)
+    };
+    let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
+    snapshot::put(&pages, &mut hart);
+    fake::start_due(&g, &mut hart);
+    let Some(run) = g.sched.take(0) else { return Err(fake::printed()) };
+    hart.mode = run.bank.mode;
+    hart.vsie = run.bank.csrs.vsie;
+    Ok(World { g, hart, run })
+}
+
+#[test]
+fn a_program_goes_on_from_a_snapshot() {
+    let program = || {
+        let config = VmConfig { mmu: Some(MmuMode::Lazy), svvptc: false, ..vm_config("vm", 1) };
+        let mut w = world_of(config, GuestTimer::Sstc);
+        assert_eq!(w.run.vm.translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+        w.hart.vsie = Interrupt::SSoft.bit();
+        let handle = space(&mut w);
+        write(&mut w, CONTEXT + PC_AT, AT);
+        assert_eq!(run(&mut w, handle, CONTEXT), None);
+        w.run.context.x[5] = 55;
+        (w, handle)
+    };
+    let (w, handle) = program();
+    let mut w = kept(w, MmuMode::Unsync).unwrap_or_else(|why| panic!("{why}"));
+    assert!(w.run.runs_program());
+    // As its hart does when it is loaded.
+    w.hart.enabled = w.run.program.as_ref().map_or(0, |program| program.sie);
+    assert_eq!(w.run.vm.translation.load(&w.g, &mut w.run, &mut w.hart), Ok(()));
+    assert_eq!((w.run.context.x[5], w.run.context.pc, w.hart.mode, w.hart.vsie), (55, AT, Mode::User, 0));
+    assert_eq!(w.run.vm.tlb.spaces.lock().destroy(handle, 1, Reach::Posted).map(|_| ()), Err(Refusal::Runs));
+    assert_eq!(exit(&mut w, Exception::LoadPage, AT + 8), Outcome::Resume);
+    assert_eq!(exit(&mut w, Exception::EcallFromU, 0), Outcome::Resume);
+    is_back(&w, KERNEL + 4);
+    assert_eq!((w.hart.vsie, read(&mut w, CONTEXT + 40)), (Interrupt::SSoft.bit(), 55));
+    assert_eq!(call(&mut w, DESTROY, &[handle]), (0, 0));
+    // Where programs do not run so, the VM does not continue.
+    let (w, _) = program();
+    let refused = kept(w, MmuMode::Adaptive).err().unwrap_or_default();
+    assert!(refused.contains("restore it with --mmu lazy"), "{refused}");
 }
 
 #[test]
