@@ -26,6 +26,20 @@ const MOST_POSTED: usize = 16;
 /// The most pages of a list; more are the whole space.
 pub(crate) const MOST_PAGES: u64 = 64;
 
+/// A range of a space: its first address, and its length in bytes.
+pub(crate) type Range = (Addr<Gva>, u64);
+
+/// A change of a space's entries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change<'a> {
+    /// The slot of the space.
+    pub slot: u8,
+    /// The changed ranges; `None`: all of the space.
+    pub ranges: Option<&'a [Range]>,
+    /// The fences that the change takes.
+    pub fences: Fences,
+}
+
 impl Translation {
     /// Returns whether a kernel has that way to run its programs, whose VM is a hypervisor if `nested`.
     #[must_use]
@@ -100,14 +114,9 @@ pub(crate) fn forget(run: &mut VcpuRun) {
     run.vm.tlb.spaces.lock().leave(run.shared.id);
 }
 
-/// Does the fences of a change in the space in that slot: on this hart, and by the other vCPUs. `ranges` are the changes; `None` for all of the space.
-pub(crate) fn fence<E: Env>(
-    g: &Gnomon,
-    run: &mut VcpuRun,
-    slot: u8,
-    (ranges, fences): (Option<&[(Addr<Gva>, u64)]>, Fences),
-    env: &mut E,
-) {
+/// Does the fences of a change: on this hart, and those of vCPUs that run the space.
+pub(crate) fn fence<E: Env>(g: &Gnomon, run: &mut VcpuRun, change: &Change<'_>, env: &mut E) {
+    let &Change { slot, ranges, fences } = change;
     if fences.own {
         each_fence(run.vm.translation, (slot, env.asid_bits()), ranges, |fence| {
             run.vm.translation.fence(g, run, &fence, env);
@@ -125,13 +134,13 @@ pub(crate) fn fence<E: Env>(
     }
 }
 
-/// Posts the fences to the other vCPUs. The lock of the VM's spaces is held.
-pub(crate) fn post<E: Env>(run: &VcpuRun, slot: u8, (ranges, fences): (Option<&[(Addr<Gva>, u64)]>, Fences), env: &E) {
-    let ranges = ranges.filter(|ranges| ranges.len() <= MOST_POSTED);
-    for vcpu in harts::each(fences.posted.into()) {
+/// Posts the fences of a change to the other vCPUs. The lock of the VM's spaces is held.
+pub(crate) fn post<E: Env>(run: &VcpuRun, change: &Change<'_>, env: &E) {
+    let ranges = change.ranges.filter(|ranges| ranges.len() <= MOST_POSTED);
+    for vcpu in harts::each(change.fences.posted.into()) {
         let vcpu = &run.vm.vcpus[vcpu];
         let mut queue = vcpu.fences.lock();
-        each_fence(run.vm.translation, (slot, env.asid_bits()), ranges, |fence| queue.push(fence));
+        each_fence(run.vm.translation, (change.slot, env.asid_bits()), ranges, |fence| queue.push(fence));
         drop(queue);
         vcpu.posted.fetch_or(request::FENCES, Ordering::SeqCst);
     }
@@ -141,7 +150,7 @@ pub(crate) fn post<E: Env>(run: &VcpuRun, slot: u8, (ranges, fences): (Option<&[
 fn each_fence(
     translation: Translation,
     (slot, hart_bits): (u8, u32),
-    ranges: Option<&[(Addr<Gva>, u64)]>,
+    ranges: Option<&[Range]>,
     mut act: impl FnMut(GuestFence),
 ) {
     let asid = translation.asid_of_space(slot, hart_bits);

@@ -16,9 +16,9 @@ pub use program::{handle, settle};
 use crate::exit::sbi::encoding::{Answer, Args, unreached};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::memory::spaces::{self, MOST_PAGES};
+use crate::memory::spaces::{self, Change, MOST_PAGES, Range};
 use crate::vm::sbi_error::Error;
-use crate::vm::spaces::{Fences, Refusal};
+use crate::vm::spaces::Refusal;
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::{Unreachable, Vm};
 use abi::tunable::Id;
@@ -26,10 +26,10 @@ use abi::vmspace::{
     CREATE, DESTROY, INFO, INVALIDATE, MOST_RANGES, RANGE_BYTES, READ, RUN, SET_ROOT, SWITCH, WRITE, Way, info,
 };
 use arrayvec::ArrayVec;
-use rv::{Access, Addr, Gpa, Gva};
+use rv::{Access, Addr, Gpa};
 
 /// The changes of one list, if they are no more than [`MOST_PAGES`] pages.
-type Ranges = ArrayVec<(Addr<Gva>, u64), { MOST_PAGES as usize }>;
+type Ranges = ArrayVec<Range, { MOST_PAGES as usize }>;
 
 /// Handles a call; `None` if there is no such function.
 pub(super) fn call<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Args, env: &mut E) -> Option<Answer> {
@@ -94,9 +94,10 @@ fn destroy<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, env: &mut E) -> A
     let mut all = run.vm.tlb.spaces.lock();
     match all.destroy(handle, run.shared.id, reach) {
         Ok((slot, fences)) => {
-            spaces::post(run, slot, (None, fences), env);
+            let change = Change { slot, ranges: None, fences };
+            spaces::post(run, &change, env);
             drop(all);
-            done(g, run, slot, (None, fences), env)
+            done(g, run, &change, env)
         }
         Err(why) => refuse(error(why)),
     }
@@ -107,27 +108,22 @@ fn set_root<E: Env>(g: &Gnomon, run: &mut VcpuRun, (handle, root): (u64, u64), e
     let mut all = run.vm.tlb.spaces.lock();
     match all.set_root(handle, root, (run.shared.id, reach)) {
         Ok((slot, fences, runs)) => {
-            spaces::post(run, slot, (None, fences), env);
+            let change = Change { slot, ranges: None, fences };
+            spaces::post(run, &change, env);
             drop(all);
             if runs && run.vm.translation.has_way(Way::Nested, run.vm.config.nested) {
                 // It is the present root. The fence comes behind.
                 spaces::switch(run, (slot, root), false, env);
             }
-            done(g, run, slot, (None, fences), env)
+            done(g, run, &change, env)
         }
         Err(why) => refuse(error(why)),
     }
 }
 
 /// Does the fences that a change of a space takes.
-fn done<E: Env>(
-    g: &Gnomon,
-    run: &mut VcpuRun,
-    slot: u8,
-    what: (Option<&[(Addr<Gva>, u64)]>, Fences),
-    env: &mut E,
-) -> Answer {
-    spaces::fence(g, run, slot, what, env);
+fn done<E: Env>(g: &Gnomon, run: &mut VcpuRun, change: &Change<'_>, env: &mut E) -> Answer {
+    spaces::fence(g, run, change, env);
     Answer::Reply(Ok(0))
 }
 
@@ -149,9 +145,10 @@ fn invalidate<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, (at, count): (
     let mut all = run.vm.tlb.spaces.lock();
     match all.invalidate(handle, run.shared.id, (ranges.is_none(), reach)) {
         Ok((slot, fences)) => {
-            spaces::post(run, slot, (ranges, fences), env);
+            let change = Change { slot, ranges, fences };
+            spaces::post(run, &change, env);
             drop(all);
-            done(g, run, slot, (ranges, fences), env)
+            done(g, run, &change, env)
         }
         Err(why) => refuse(error(why)),
     }
