@@ -1,6 +1,6 @@
 //! Copies between the user memory of a space and the kernel's RAM.
 
-use super::{error, refuse};
+use super::refusal::{error, refuse};
 use crate::exit::sbi::encoding::{Answer, unreached};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;

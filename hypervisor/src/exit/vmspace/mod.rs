@@ -10,6 +10,7 @@
 
 mod copy;
 mod program;
+mod refusal;
 
 pub use program::{handle, settle};
 
@@ -18,7 +19,6 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::memory::spaces::{self, Change, MOST_PAGES, Range};
 use crate::vm::sbi_error::Error;
-use crate::vm::spaces::Refusal;
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::{Unreachable, Vm};
 use abi::tunable::Id;
@@ -26,6 +26,7 @@ use abi::vmspace::{
     CREATE, DESTROY, INFO, INVALIDATE, MOST_RANGES, RANGE_BYTES, READ, RUN, SET_ROOT, SWITCH, WRITE, Way, info,
 };
 use arrayvec::ArrayVec;
+use refusal::{error, refuse};
 use rv::{Access, Addr, Gpa};
 
 /// The changes of one list, if they are no more than [`MOST_PAGES`] pages.
@@ -74,19 +75,6 @@ fn by_function<E: Env>(g: &Gnomon, run: &mut VcpuRun, function: usize, args: Arg
         READ => copy::copy(g, run, (handle, Access::Load), (at, count, length), env),
         _ => copy::copy(g, run, (handle, Access::Store), (at, count, length), env),
     }
-}
-
-/// Returns the error that a refused call returns.
-const fn error(why: Refusal) -> Error {
-    match why {
-        Refusal::Unknown => Error::InvalidParam,
-        Refusal::Runs => Error::AlreadyStarted,
-        Refusal::Full => Error::Failed,
-    }
-}
-
-const fn refuse(error: Error) -> Answer {
-    Answer::Reply(Err(error))
 }
 
 fn destroy<E: Env>(g: &Gnomon, run: &mut VcpuRun, handle: u64, env: &mut E) -> Answer {

@@ -4,7 +4,7 @@
 //! is written, and the vCPU has its kernel's root. If either takes longer, nothing has changed: the program executes the instruction that trapped
 //! once more.
 
-use super::{error, refuse};
+use super::refusal::{error, refuse};
 use crate::control::debug;
 use crate::device::offer::{GuestMode, GuestTimer};
 use crate::exit::code;
