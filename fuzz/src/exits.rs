@@ -5,6 +5,7 @@ use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use abi::record::EndReason;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::device::offer::GuestTimer;
+use hypervisor::exit::vmspace;
 use hypervisor::vm::Departure;
 use hypervisor::vm::outcome::Outcome;
 use rv::{Exit, Mode};
@@ -19,13 +20,22 @@ const CAUSES: [u64; 21] = {
     const INTERRUPT: u64 = 1 << 63;
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 15, 18, 19, 20, 21, 22, 23, INTERRUPT | 1, INTERRUPT | 5, INTERRUPT | 9]
 };
-/// Addresses of interest: RAM, its ends, the UART, the PLIC.
-const PLACES: [u64; 6] =
-    [GUEST_RAM_BASE, GUEST_RAM_BASE + crate::fake::MEMORY - 16, 0x1000_0000, 0x0c00_0000, 0x0c20_0000, 0];
+/// Addresses of interest: RAM, its ends, the UART, the PLIC; a root, and the handle of a space.
+const PLACES: [u64; 8] = [
+    GUEST_RAM_BASE,
+    GUEST_RAM_BASE + crate::fake::MEMORY - 16,
+    0x1000_0000,
+    0x0c00_0000,
+    0x0c20_0000,
+    0,
+    8 << 60 | GUEST_RAM_BASE >> 12,
+    0x100,
+];
 
 fn address(u: &mut Unstructured<'_>) -> Result<u64> {
     match u.int_in_range(0..=3)? {
         0 => u64::arbitrary(u),
+        1 => Ok(*u.choose(&PLACES)?),
         _ => Ok(u.choose(&PLACES)?.wrapping_add(u16::arbitrary(u)?.into())),
     }
 }
@@ -38,12 +48,13 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
         w.run.context.x[at as usize] = value;
     }
     w.hart.time += u64::from(u16::arbitrary(u)?);
-    let is_call = u.arbitrary()?;
+    let is_call = u.arbitrary()? && !w.run.runs_program();
     if is_call {
         w.run.context.x[17] = if u.ratio(7, 8)? { *u.choose(&EXTENSIONS)? } else { u.arbitrary()? };
-        w.run.context.x[16] = u.int_in_range(0..=9)?;
+        w.run.context.x[16] = u.int_in_range(0..=25)?;
     }
-    w.hart.mode = if is_call || u.arbitrary()? { Mode::Supervisor } else { Mode::User };
+    let is_kernels = is_call || !w.run.runs_program() && u.arbitrary()?;
+    w.hart.mode = if is_kernels { Mode::Supervisor } else { Mode::User };
     let from = w.hart.mode;
     let exit = Exit {
         cause: if is_call { 10 } else { *u.choose(&CAUSES)? },
@@ -52,7 +63,12 @@ fn step(w: &mut World, u: &mut Unstructured<'_>) -> Result<bool> {
         tinst: if u.arbitrary()? { u32::arbitrary(u)?.into() } else { 0 },
     };
     w.run.context.exit = exit;
-    let outcome = hypervisor::exit::handle(&w.g, &mut w.run, &mut w.hart);
+    let outcome = if w.run.runs_program() {
+        vmspace::handle(&w.g, &mut w.run, &mut w.hart)
+    } else {
+        hypervisor::exit::handle(&w.g, &mut w.run, &mut w.hart)
+    };
+    let outcome = vmspace::settle(&w.g, &mut w.run, &mut w.hart).unwrap_or(outcome);
     w.hart.events.clear();
     match outcome {
         Outcome::Depart(Departure::End(EndReason::Killed { message })) => {

@@ -31,6 +31,7 @@ mod start;
 pub mod trap;
 pub mod user;
 pub mod virtio;
+pub mod vmspace;
 pub mod window;
 
 pub use board::board;

@@ -30,3 +30,4 @@ mod slots;
 mod snapshot;
 mod steering;
 mod toys;
+mod vmspace;

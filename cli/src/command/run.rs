@@ -19,6 +19,7 @@ use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
 use ::meter::args::Level;
 use abi::bundle::{L2Tables, MmuMode};
+use abi::vmspace::Way;
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -98,6 +99,9 @@ pub struct RunArgs {
     /// which are the only ones but with --mmu two-stage. With --nested, or where a VM file or a snapshot says so
     #[arg(long, value_name = "nested|collapsed", value_parser = l2_tables)]
     l2: Option<L2Tables>,
+    /// The way in which kernels that use the address-space calls run their programs (see docs/vmspace.md)
+    #[arg(long, value_name = "direct|nested|soft", value_parser = way)]
+    vmspace: Option<Way>,
     /// Allow mappings of guest memory by 2 MiB superpages
     #[arg(long, value_name = "on|off")]
     superpages: Option<Switch>,
@@ -183,6 +187,12 @@ pub struct RunArgs {
 fn l2_tables(text: &str) -> Result<L2Tables, String> {
     let found = [L2Tables::Nested, L2Tables::Collapsed].into_iter().find(|tables| tables.name() == text);
     found.ok_or_else(|| "it is nested or collapsed".into())
+}
+
+/// Reads a way to run programs.
+fn way(text: &str) -> Result<Way, String> {
+    let found = Way::ALL.into_iter().find(|way| way.name() == text);
+    found.ok_or_else(|| "it is direct, nested or soft".into())
 }
 
 /// Checks a setting.
@@ -351,6 +361,7 @@ impl RunArgs {
             svadu: self.svadu.map(|switch| switch == Switch::On),
             nested: self.nested.then_some(true),
             l2: self.l2,
+            vmspace: self.vmspace,
             restore: self.restore,
             shadow: None,
         };

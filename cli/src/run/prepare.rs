@@ -382,6 +382,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         svadu: vm.svadu,
         nested: vm.nested,
         l2: vm.l2,
+        vmspace: vm.vmspace,
         shadow_bytes: vm.shadow.map(|size| size.0),
         superpages: vm.superpages,
         gigapages: vm.gigapages,

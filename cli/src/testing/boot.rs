@@ -191,6 +191,7 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
         svadu: test.svadu,
         nested: Some(test.nested),
         l2: test.l2,
+        vmspace: test.vmspace,
         shadow: test.shadow,
         limit: test.limit,
         reserve: test.reserve,

@@ -12,6 +12,7 @@ use crate::vm::file::{Balloon, Console, Kernel};
 use crate::vm::root::Root;
 use ::meter::args::Level;
 use abi::bundle::{L2Tables, MmuMode};
+use abi::vmspace::Way;
 use regex::Regex;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -64,6 +65,8 @@ pub struct BootTest {
     pub nested: bool,
     /// The tables by which its own guests run.
     pub l2: Option<L2Tables>,
+    /// The way in which the kernel runs programs, as in a VM file.
+    pub vmspace: Option<Way>,
     /// The VM's hypervisor, which runs the guest or kernel.
     pub l1: Option<L1>,
     /// With KVM as `l1`, set if the kernel of KVM's guest is the one that KVM is in.

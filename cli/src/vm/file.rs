@@ -11,6 +11,7 @@ use crate::vm::mode;
 use crate::vm::root::Root;
 use abi::bundle::{L2Tables, MmuMode};
 use abi::mac::Mac;
+use abi::vmspace::Way;
 use miette::Diagnostic;
 use serde::Deserialize;
 use std::fs::File;
@@ -66,6 +67,8 @@ pub struct VmFile {
     pub nested: Option<bool>,
     /// The tables by which its own guests run.
     pub l2: Option<L2Tables>,
+    /// The way in which its kernel runs programs, if it uses the address-space calls.
+    pub vmspace: Option<Way>,
     /// Bound of the memory for shadow tables.
     pub shadow: Option<Size>,
     /// Allows 2 MiB mappings.
@@ -329,6 +332,7 @@ impl VmFile {
             svadu: over.svadu.or(self.svadu),
             nested: over.nested.or(self.nested),
             l2: over.l2.or(self.l2),
+            vmspace: over.vmspace.or(self.vmspace),
             shadow: over.shadow.or(self.shadow),
             superpages: over.superpages.or(self.superpages),
             gigapages: over.gigapages.or(self.gigapages),
@@ -360,7 +364,7 @@ mod tests {
     fn a_whole_file() {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
-             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nnested = true\nl2 = 'collapsed'\nshadow = '8M'\n\
+             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nnested = true\nl2 = 'collapsed'\nvmspace = 'soft'\nshadow = '8M'\n\
              superpages = false\ngigapages = true\nballoon = '64M'\n",
         )
         .expect("valid");
@@ -373,7 +377,7 @@ mod tests {
         assert_eq!((vm.console, vm.superpages, vm.gigapages), (Some(Console::Sbi), Some(false), Some(true)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu, vm.nested), (Some(false), Some(false), Some(true), Some(true)));
-        assert_eq!(vm.l2, Some(L2Tables::Collapsed));
+        assert_eq!((vm.l2, vm.vmspace), (Some(L2Tables::Collapsed), Some(Way::Soft)));
         assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));
     }
 

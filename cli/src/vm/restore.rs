@@ -282,7 +282,7 @@ mod tests {
             has_pmu: true,
         };
         let (events, plic) = (EventsState::default(), PlicState::default());
-        State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![] }
+        State { told, vcpus: vec![VcpuState::default(); 3], events, plic, devices: vec![], spaces: vec![] }
     }
 
     /// A snapshot with those pages, each full of its number, by sections.

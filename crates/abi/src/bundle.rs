@@ -16,6 +16,7 @@
 
 use crate::mac::Mac;
 use crate::snapshot::bytes::Bytes;
+use crate::vmspace::Way;
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// The first eight bytes of a bundle.
 pub const MAGIC: [u8; 8] = *b"GNOMONVM";
 /// Version of this layout and of [`Config`]. Gnomon refuses every other.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Bytes before the configuration.
 pub const HEADER_BYTES: usize = 24;
 /// Alignment of images within the bundle, in bytes.
@@ -92,6 +93,8 @@ pub struct VmConfig {
     pub nested: bool,
     /// The tables by which its own guests run, if it may be a hypervisor.
     pub l2: L2Tables,
+    /// The way in which its kernel is to run programs, if it uses the address-space calls.
+    pub vmspace: Way,
     /// Bound of the memory for its shadow tables, in bytes; a multiple of 4096. `None`:
     /// [`default_shadow_bytes`]. No meaning under [`MmuMode::TwoStage`].
     pub shadow_bytes: Option<u64>,
@@ -389,6 +392,7 @@ mod tests {
                 svadu: None,
                 nested: true,
                 l2: L2Tables::Collapsed,
+                vmspace: Way::Soft,
                 shadow_bytes: Some(8 << 20),
                 superpages: true,
                 gigapages: false,

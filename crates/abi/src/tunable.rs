@@ -82,6 +82,8 @@ tunables! {
     ReadAhead = "read-ahead", Kind::Number(15), 7, "pages that are brought in with one that is needed";
     /// A disturbance, for tests.
     UnmapAtRandom = "unmap-at-random", Kind::Number(4096), 0, "pages that are made idle each millisecond, at random: a test of everything that faults";
+    /// Address-space calls.
+    Vmspace = "vmspace", Kind::Switch, 1, "the address-space calls of guests' kernels (docs/vmspace.md); if off, there are none: of kernels that ask from now on";
     /// The number of id bits, for tests.
     IdBits = "id-bits", Kind::Number(16), 16, "bits that VMIDs and ASIDs have, where harts have more: a test of what runs out; from the start only";
     /// Idle harts that do not wait, for tests.

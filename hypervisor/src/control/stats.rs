@@ -5,6 +5,8 @@ use crate::measure::counters::{NestedCounters, VcpuCounters};
 use crate::vm::Vm;
 use crate::vm::vms::Report;
 use abi::record::{Record, Stats, VmStats};
+use abi::tunable::Id;
+use abi::vmspace::Way;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -111,6 +113,7 @@ impl Gnomon {
                 .for_each(|mapper| mapper.counters(&mut |name, count| _ = counters.insert(name, count)));
         }
         counters.extend(g_stage(&space));
+        counters.extend(address_spaces(vm, self.tunables.is_on(Id::Vmspace)));
         counters.extend(vm.translation.counters(vm).iter().flat_map(Counters::each));
         {
             let devices = vm.devices.all();
@@ -124,6 +127,15 @@ impl Gnomon {
         }
         Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
     }
+}
+
+/// Returns the counts of a VM's address spaces and calls by name; the calls are `on` or not.
+fn address_spaces(vm: &Vm, on: bool) -> Vec<(&'static str, u64)> {
+    let has = |way| u64::from(on && vm.translation.has_way(way, vm.config.nested)) << way as u8;
+    let available = Way::ALL.into_iter().map(has).sum();
+    let spaces = vm.tlb.spaces.lock();
+    let now = [("vmspace.alive", spaces.alive() as u64), ("vmspace.available", available)];
+    spaces.counts.each().chain(now).chain([("vmspace.way", vm.config.vmspace as u64)]).collect()
 }
 
 /// Returns an address space's counters by name.

@@ -215,6 +215,7 @@ mod tests {
             svadu: None,
             nested: false,
             l2: abi::bundle::L2Tables::default(),
+            vmspace: abi::vmspace::Way::default(),
             shadow_bytes: None,
             superpages: true,
             gigapages: false,

@@ -16,23 +16,42 @@ use rv::insn::{MemOp, PlainAccess};
 use rv::{Access, Exception, Exit, Trap};
 use sbi_spec::pmu::firmware_event;
 
-/// Handles a misaligned access that came to Gnomon. It is the guest's own if its kernel has asked for that (SBI FWFT), or if it
-/// is by an instruction that cannot be made byte by byte: an AMO, LR, SC, or a vector access.
+/// The result of an attempt to make a misaligned access.
+pub(super) enum Attempt {
+    /// The vCPU goes on so.
+    Outcome(Outcome),
+    /// The guest's own trap.
+    Own(Trap),
+    /// A byte has faulted: that is the vCPU's exit now.
+    Faulted,
+}
+
+/// Handles a misaligned access that came to Gnomon.
 #[cold]
 #[inline(never)]
 pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Outcome {
+    match attempt(g, run, exception, env) {
+        Attempt::Outcome(outcome) => outcome,
+        Attempt::Own(trap) => inject(run, &trap, env),
+        Attempt::Faulted => faulted(g, run, env),
+    }
+}
+
+/// Attempts to make a misaligned access. It is the guest's own if its kernel has asked for that (SBI FWFT), or if it
+/// is by an instruction that cannot be made byte by byte: an AMO, LR, SC, or a vector access.
+pub(super) fn attempt<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Attempt {
     let trap = Trap::new(exception, run.context.exit.tval);
     if !g.offer.emulates_misaligned || run.features.delegates_misaligned {
-        return inject(run, &trap, env);
+        return Attempt::Own(trap);
     }
-    let Some(insn) = code::fetch(run, env) else { return code::refetch(g, run, env) };
+    let Some(insn) = code::fetch(run, env) else { return Attempt::Outcome(code::refetch(g, run, env)) };
     let is_load = exception == Exception::LoadMisaligned;
     run.count_firmware(if is_load { firmware_event::MISALIGNED_LOAD } else { firmware_event::MISALIGNED_STORE }, 1);
     let found = PlainAccess::decode(insn, &run.context.x).filter(|found| !found.is_float || g.offer.isa.has("d"));
-    let Some(found) = found else { return inject(run, &trap, env) };
+    let Some(found) = found else { return Attempt::Own(trap) };
     if !env.begin_accesses(run) {
         // The guest makes the access again when that is done.
-        return Outcome::Resume;
+        return Attempt::Outcome(Outcome::Resume);
     }
     let done = perform(run, &found, env);
     env.end_emulation();
@@ -40,11 +59,11 @@ pub(super) fn access<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception
         Ok(()) => {
             run.shared.counters.misaligned.bump();
             run.context.skip(found.length.into());
-            Outcome::Resume
+            Attempt::Outcome(Outcome::Resume)
         }
         Err(fault) => {
             run.context.exit = fault;
-            faulted(g, run, env)
+            Attempt::Faulted
         }
     }
 }

@@ -14,6 +14,7 @@ mod mmio;
 pub mod nested;
 pub mod sbi;
 mod time;
+pub mod vmspace;
 pub mod watch;
 
 pub use crate::vm::outcome::{Brief, Faulted, Kind, Known, Outcome};

@@ -2,6 +2,7 @@
 //! with plain data.
 
 use crate::hart::emulation::Emulation;
+use crate::hart::programs::Programs;
 use crate::hart::worlds::Worlds;
 use crate::vm::vcpu::{VcpuRun, VsTrapRegs};
 use mmu::ids::IdSlot;
@@ -9,7 +10,7 @@ use mmu::shadow::Root;
 use rv::{Addr, Asid, Exit, FenceScope, Gpa, Gva, Hpa, Mode, Pfn, PhysMem};
 
 /// The hart that handles an exit, with the vCPU that made it still loaded.
-pub trait Env: Worlds + Emulation {
+pub trait Env: Worlds + Programs + Emulation {
     /// The access to host RAM.
     type Mem: PhysMem;
 

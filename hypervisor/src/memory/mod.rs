@@ -13,6 +13,7 @@ pub mod reach;
 pub(crate) mod root_cache;
 pub(crate) mod shadow;
 pub mod shootdown;
+pub(crate) mod spaces;
 pub mod translation;
 mod two_stage;
 

@@ -18,7 +18,7 @@ use crate::hart::env::Env;
 use crate::machine::isa::Isa;
 use crate::machine::tunables::Tunables;
 use crate::memory::engine::reach_in_both;
-use crate::memory::{adaptive, coalescing, collapsed, nested, shadow, two_stage};
+use crate::memory::{adaptive, coalescing, collapsed, nested, shadow, spaces, two_stage};
 use crate::vm::Translation::{Adaptive, Shadow, TwoStage};
 use crate::vm::chores::Remains;
 use crate::vm::outcome::{Faulted, Outcome};
@@ -26,6 +26,7 @@ use crate::vm::vcpu::{Adapts, Tables, Vcpu, VcpuRun};
 use crate::vm::{Memory, Translation, Unreachable, Vm};
 use abi::bundle::{GUEST_RAM_BASE, VmConfig};
 use abi::tunable::Id;
+use abi::vmspace::Way;
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
@@ -36,6 +37,18 @@ use mmu::frames::{Frames, Owner};
 use mmu::gstage::{Ad, AddressSpace, Images, Ready};
 use mmu::shadow::{Counters, GuestFence, Lists, Upkeep, Views};
 use rv::{Access, Addr, Exception, FenceScope, Gpa, Gva, Hpa, L2Gpa, L2Gva, Mode, Pfn, PhysMem, Trap};
+
+/// Says that a VM does not have the way in which its kernel is to run programs.
+fn no_way(config: &VmConfig, offer: &Offer) -> String {
+    let (way, mode) = (config.vmspace.name(), offer.mode(config));
+    let remedy = match (config.vmspace, offer.guest) {
+        _ if config.nested => "leave nested off, or use vmspace = direct",
+        (Way::Soft, _) => "use mmu = lazy, or vmspace = nested",
+        (_, GuestMode::Virtual) => "use mmu = two-stage, or vmspace = soft with mmu = lazy",
+        (_, GuestMode::Supervisor) => "these harts lack the H extension; use vmspace = soft with mmu = lazy",
+    };
+    format!("vmspace = {way} is not in mmu = {mode}: {remedy}")
+}
 
 impl Translation {
     /// Checks whether this machine can host such a VM's memory in this way.
@@ -61,6 +74,9 @@ impl Translation {
         };
         if config.nested {
             self.check_nested(config, offer)?;
+        }
+        if !self.has_way(config.vmspace, config.nested) {
+            return Err(no_way(config, offer));
         }
         let memory = config.memory_bytes;
         if GUEST_RAM_BASE.checked_add(memory).is_none_or(|end| end > 1 << bits) {
@@ -200,6 +216,7 @@ impl Translation {
 
     /// Takes a VM's memory away, which is to be given back. None of its vCPUs is on a hart.
     pub fn tear_down<E: Env>(self, g: &Gnomon, vm: &Vm, memory: Memory, env: &mut E) -> Remains {
+        vm.tlb.spaces.lock().clear();
         match self {
             TwoStage => two_stage::tear_down(g, vm, memory, env),
             Shadow(_) | Adaptive => shadow::tear_down(g, vm, memory, env),
@@ -262,6 +279,7 @@ impl Translation {
     pub fn forget(self, run: &mut VcpuRun) {
         run.g_root = None;
         nested::forget(run);
+        spaces::forget(run);
         match self {
             TwoStage => {}
             Shadow(_) => {

@@ -10,6 +10,7 @@ pub mod mappings;
 pub mod outcome;
 pub mod savings;
 pub mod sbi_error;
+pub mod spaces;
 pub mod tenant;
 pub mod vcpu;
 pub mod vms;
@@ -25,6 +26,7 @@ use crate::vm::events::Events;
 use crate::vm::lock::{Exclusive, SharedLock};
 use crate::vm::mappings::Mappings;
 use crate::vm::savings::Savings;
+use crate::vm::spaces::Spaces;
 use crate::vm::vcpu::Vcpu;
 use abi::bundle::{L2Tables, MmuMode, VmConfig};
 use abi::record::EndReason;
@@ -132,6 +134,9 @@ pub struct Tlb {
     pub live_on: AtomicU64,
     /// Mappings that Gnomon itself keeps; `None` if the VM is no hypervisor, whose vCPUs share no page that is used often.
     pub mappings: Option<Arc<Mappings>>,
+    /// The address spaces that its kernel has named. Held while fences are posted to vCPUs; no other lock is taken with this one but that of a
+    /// vCPU's fences.
+    pub spaces: Box<Mutex<Spaces>>,
 }
 
 /// One VM.

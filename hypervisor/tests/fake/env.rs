@@ -4,6 +4,7 @@ use super::{Event, Hart, Mem};
 use hypervisor::hart::budget::Budget;
 use hypervisor::hart::emulation::Emulation;
 use hypervisor::hart::env::Env;
+use hypervisor::hart::programs::Programs;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::vm::vcpu::{Nested, VcpuRun, VsCsrs, VsTrapRegs};
 use mmu::ids::IdSlot;
@@ -271,4 +272,25 @@ impl Emulation for Hart {
         }
     }
     fn fence_memory(&self) {}
+}
+
+impl Programs for Hart {
+    fn begin_program(&mut self) -> u64 {
+        self.events.push(Event::Program(true));
+        self.enabled = core::mem::take(&mut self.vsie);
+        self.enabled
+    }
+    fn end_program(&mut self) {
+        self.events.push(Event::Program(false));
+        self.vsie = core::mem::take(&mut self.enabled);
+    }
+    fn program_interrupts(&self) -> u64 {
+        self.lines >> 1 & self.enabled
+    }
+    fn guest_deadline(&self) -> u64 {
+        self.comparator
+    }
+    fn set_guest_root(&mut self, satp: u64) {
+        self.vsatp = satp;
+    }
 }

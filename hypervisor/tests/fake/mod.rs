@@ -100,6 +100,8 @@ pub enum Event {
     NestedFence(Option<Addr<L2Gpa>>),
     NestedForgotten,
     World(vcpu::World),
+    /// A program begins, or ends.
+    Program(bool),
     /// Execution in software has begun, or ended.
     Emulation(bool),
     Shadow,
@@ -126,6 +128,9 @@ pub struct Hart {
     pub lines: u64,
     /// L1's lines while L2 runs.
     pub held: u64,
+    /// The kernel's `sie` while its program runs, and its comparator.
+    pub enabled: u64,
+    pub comparator: u64,
     /// The bytes, or the faults, at the guest's addresses where it may access memory byte by byte. Elsewhere are page faults.
     pub bytes: BTreeMap<u64, Result<u8, Exit>>,
     /// The pages, by number, in which stores fault though they have bytes.
@@ -188,6 +193,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         svadu: None,
         nested: false,
         l2: abi::bundle::L2Tables::default(),
+        vmspace: abi::vmspace::Way::default(),
         shadow_bytes: None,
         superpages: true,
         gigapages: false,
@@ -320,6 +326,8 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         vsie: 0,
         lines: 0,
         held: 0,
+        enabled: 0,
+        comparator: u64::MAX,
         bytes: BTreeMap::new(),
         read_only: Vec::new(),
         sscratch: 0,

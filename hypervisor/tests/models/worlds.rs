@@ -1,12 +1,14 @@
-//! No guest of the models is a hypervisor.
+//! No guest of the models is a hypervisor, or runs programs by call.
 
 use crate::hart::Hart;
 use hypervisor::hart::emulation::Emulation;
+use hypervisor::hart::programs::Programs;
 use hypervisor::hart::worlds::Worlds;
 use hypervisor::vm::vcpu::{Nested, VcpuRun};
 use rv::{Addr, L2Gpa};
 
 const NO_HYPERVISOR: &str = "no guest of the models is a hypervisor";
+const NO_PROGRAMS: &str = "no guest of the models runs programs by call";
 
 impl Worlds for Hart {
     fn load_nested(&mut self, _: &mut VcpuRun) {
@@ -47,6 +49,24 @@ impl Worlds for Hart {
     }
     fn undelegated_interrupts(&self) -> u64 {
         0
+    }
+}
+
+impl Programs for Hart {
+    fn begin_program(&mut self) -> u64 {
+        unreachable!("{NO_PROGRAMS}");
+    }
+    fn end_program(&mut self) {
+        unreachable!("{NO_PROGRAMS}");
+    }
+    fn program_interrupts(&self) -> u64 {
+        unreachable!("{NO_PROGRAMS}");
+    }
+    fn guest_deadline(&self) -> u64 {
+        unreachable!("{NO_PROGRAMS}");
+    }
+    fn set_guest_root(&mut self, _: u64) {
+        unreachable!("{NO_PROGRAMS}");
     }
 }
 

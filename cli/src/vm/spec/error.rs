@@ -31,6 +31,19 @@ pub enum SpecError {
     #[error("--name was given with {0} VM files")]
     #[diagnostic(help("--name is for a single VM; set `name` in each VM file instead"))]
     NameForMany(usize),
+    /// Its kernel is to run programs in a way that the mode does not have.
+    #[error("VM `{vm}` has vmspace = {way}, which mmu = {mode} does not have")]
+    #[diagnostic(help(
+        "nested takes mmu = two-stage; soft takes lazy, unsync, shadow or steered; direct is in every mode"
+    ))]
+    Vmspace {
+        /// The VM.
+        vm: String,
+        /// The way.
+        way: &'static str,
+        /// The mode.
+        mode: MmuMode,
+    },
     /// Tables for guests of a VM that is offered no hypervisor extension.
     #[error("VM `{0}` has `l2`, and is to run no guests of its own")]
     #[diagnostic(help(

@@ -12,6 +12,7 @@ use crate::machine::share::ShareSpec;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
 use abi::bundle::{L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
+use abi::vmspace::Way;
 pub use error::SpecError;
 use std::path::PathBuf;
 
@@ -72,6 +73,8 @@ pub struct VmSpec {
     pub nested: bool,
     /// The tables by which its own guests run.
     pub l2: L2Tables,
+    /// The way in which its kernel runs programs.
+    pub vmspace: Way,
     /// Bound of the memory for shadow tables; `None`: Gnomon's default.
     pub shadow: Option<Size>,
     /// Set if 2 MiB mappings may be used.
@@ -134,6 +137,7 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let has_l2_alone = vm.l2.is_some() && vm.nested != Some(true);
+        let way = vm.vmspace.unwrap_or_default();
         let spec = Self {
             memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
             name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
@@ -149,12 +153,13 @@ impl VmSpec {
             add: vm.add.unwrap_or_default(),
             append: vm.append.unwrap_or_default(),
             console: vm.console.unwrap_or(Console::Uart),
-            mmu: vm.mmu,
+            mmu: vm.mmu.or((way == Way::Soft).then_some(MmuMode::Lazy)),
             lane: vm.lane,
             svvptc: vm.svvptc.unwrap_or(true),
             svadu: vm.svadu,
             nested: vm.nested.unwrap_or(false),
             l2: vm.l2.unwrap_or_default(),
+            vmspace: way,
             shadow: vm.shadow,
             superpages: vm.superpages.unwrap_or(true),
             gigapages: vm.gigapages.unwrap_or(false),
@@ -173,6 +178,14 @@ impl VmSpec {
         }
         if has_l2_alone {
             return Err(SpecError::NoHypervisor(spec.name));
+        }
+        let has_way = |mode: MmuMode| match way {
+            Way::Direct => true,
+            Way::Nested => mode == MmuMode::TwoStage,
+            Way::Soft => !matches!(mode, MmuMode::TwoStage | MmuMode::Adaptive),
+        };
+        if let Some(mode) = spec.mmu.filter(|mode| !has_way(*mode)) {
+            return Err(SpecError::Vmspace { vm: spec.name, way: way.name(), mode });
         }
         if !(1..=MAX_VCPUS).contains(&spec.vcpus) {
             return Err(SpecError::Vcpus { vm: spec.name, vcpus: spec.vcpus });
@@ -431,6 +444,14 @@ mod tests {
         let l2 = VmFile { l2: Some(L2Tables::Collapsed), ..vm.clone() };
         assert_eq!(settle(l2.clone()), Err(SpecError::NoHypervisor("linux".into())));
         assert!(settle(VmFile { nested: Some(true), ..l2 }).is_ok());
+        let way = |way, mmu| settle(VmFile { vmspace: Some(way), mmu, ..vm.clone() });
+        let refused = |way: Way, mode| Err(SpecError::Vmspace { vm: "linux".into(), way: way.name(), mode });
+        for mode in [MmuMode::TwoStage, MmuMode::Adaptive] {
+            assert_eq!(way(Way::Soft, Some(mode)), refused(Way::Soft, mode));
+        }
+        assert_eq!(way(Way::Nested, Some(MmuMode::Lazy)), refused(Way::Nested, MmuMode::Lazy));
+        assert!(way(Way::Nested, None).is_ok() && way(Way::Soft, Some(MmuMode::Steered)).is_ok());
+        assert_eq!(way(Way::Soft, None).map(|vms| vms[0].mmu), Ok(Some(MmuMode::Lazy)));
         let balloon = |bytes| settle(VmFile { balloon: Some(Balloon::Takes(Size(bytes))), ..vm.clone() });
         assert!(balloon(DEFAULT_MEMORY.0 / 8 * 7).is_ok());
         for bytes in [DEFAULT_MEMORY.0 / 8 * 7 + PAGE, 5000] {

@@ -33,7 +33,7 @@ use crc::{CRC_32_ISO_HDLC, CRC_64_XZ, Crc, Digest, Table};
 /// The first eight bytes.
 pub const MAGIC: [u8; 8] = *b"GNOMSNAP";
 /// The version of the format, and of all that is in it.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes in front of the first section.
 pub const HEADER: usize = 16;
 /// Bytes in front of a body.

@@ -36,6 +36,8 @@ pub struct State {
     pub plic: PlicState,
     /// Its other devices, in the order of the board.
     pub devices: Vec<Placed>,
+    /// Its address spaces ([`crate::vmspace`]), by slot.
+    pub spaces: Vec<SpaceState>,
 }
 
 impl State {
@@ -138,6 +140,35 @@ pub struct VcpuState {
     pub counters: Vec<CounterState>,
     /// Its hypervisor extension, if its guest was told of that.
     pub nested: Option<NestedState>,
+    /// Its kernel, while that waits for a program that it runs ([`crate::vmspace::RUN`]). Then the registers and the mode of the vCPU are the
+    /// program's.
+    pub kernel: Option<KernelState>,
+}
+
+/// A kernel that waits for a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct KernelState {
+    /// Its x0 to x31.
+    pub x: [u64; 32],
+    /// Its program counter, behind the call.
+    pub pc: u64,
+    /// Its `satp`.
+    pub satp: u64,
+    /// Its `sie`.
+    pub sie: u64,
+    /// GPA of the context page.
+    pub page: u64,
+}
+
+/// A slot for an address space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct SpaceState {
+    /// The space's root; `None` if the slot is free.
+    pub root: Option<u64>,
+    /// The generation of the slot's handles.
+    pub generation: u64,
+    /// vCPUs (by bit) that run it.
+    pub running: u32,
 }
 
 /// A vCPU's hypervisor extension. Everything is as its kernel (L1) knows it, as if its own guest (L2) had just made an exit.

@@ -56,6 +56,7 @@ fn state() -> State {
         vcpus: vec![vcpu; 2],
         events: EventsState { local: vec![EventState::default(); 2], ..EventsState::default() },
         plic: PlicState { priority: vec![7; 96], contexts: vec![(vec![1; 3], 2); 4], ..PlicState::default() },
+        spaces: vec![SpaceState { root: Some(8 << 60 | 5), generation: 3, running: 2 }],
         devices: devices.into_iter().map(|device| Placed { at: 0x1000_0000, device }).collect(),
     }
 }

@@ -443,7 +443,7 @@ impl GuestHart {
 
     /// Returns whether an interrupt is pending that the loaded guest has enabled.
     pub fn interrupt_pending(&self) -> bool {
-        self.own_pending() || self.wakes_l2()
+        self.own_pending() || self.wakes_other()
     }
 
     /// Sets the hart's comparator for guests, in guest time. Only with Sstc.

@@ -11,6 +11,7 @@ mod external;
 mod interrupts;
 mod load;
 mod probed;
+mod programs;
 mod serve;
 mod tags;
 mod unplain;
@@ -276,7 +277,7 @@ impl Hart {
     fn enter(&mut self, mut run: Box<VcpuRun>) -> Option<*mut Context> {
         self.set_policy();
         loop {
-            if run.nested.is_some() {
+            if run.nested.is_some() || run.program.is_some() {
                 run = self.settle_worlds(run)?;
             }
             let is_settled = !run.is_unsettled(); // OWNERSHIP: L2 may have no root yet, behind which is no G-stage
@@ -307,13 +308,15 @@ impl Hart {
         }
     }
 
-    /// Delivers interrupts that a vCPU with the H extension is to take, and makes sure that L1 knows of L2's last exit before it goes on.
-    /// Returns the vCPU if it may enter, or is to leave its hart anyway.
+    /// Delivers interrupts that a vCPU with the H extension is to take, and makes sure that L1 knows of L2's last exit before it goes on. Ends the
+    /// run of a program if its kernel is to take an interrupt. Returns the vCPU if it may enter, or is to leave its hart anyway.
     #[cold]
     #[inline(never)]
     fn settle_worlds(&mut self, mut run: Box<VcpuRun>) -> Option<Box<VcpuRun>> {
         exit::nested::interrupt(self.g, &mut run, self);
-        let Some(outcome) = exit::nested::settle(self.g, &mut run, self) else { return Some(run) };
+        let outcome = exit::vmspace::settle(self.g, &mut run, self);
+        let outcome = outcome.or_else(|| exit::nested::settle(self.g, &mut run, self));
+        let Some(outcome) = outcome else { return Some(run) };
         if run.shared.posted.load(Ordering::SeqCst) & (request::PARK | request::PAUSE) != 0 {
             return Some(run);
         }
@@ -358,7 +361,7 @@ impl Hart {
     #[inline(always)]
     fn exit(&mut self) -> *mut Context {
         if !self.is_plain && self.begin_exit() {
-            return self.exit_of_l2();
+            return self.exit_aside();
         }
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
@@ -366,12 +369,16 @@ impl Hart {
         self.leave_exit(run, outcome)
     }
 
-    /// Handles an exit of L2.
+    /// Handles an exit of L2, or of a program.
     #[cold]
     #[inline(never)]
-    fn exit_of_l2(&mut self) -> *mut Context {
+    fn exit_aside(&mut self) -> *mut Context {
         let Some(mut run) = self.current.take() else { unreachable!("an exit without a vCPU") };
         self.shared.left();
+        if run.runs_program() {
+            let outcome = exit::vmspace::handle(self.g, &mut run, self);
+            return self.leave_exit(run, outcome);
+        }
         let outcome = exit::nested::handle(self.g, &mut run, self);
         // OWNERSHIP: L2 may have lost its root. [`Hart::enter`] gives it another.
         if run.is_unsettled() { self.go_on(run, outcome) } else { self.leave_exit(run, outcome) }

@@ -25,7 +25,7 @@ pub(in crate::exit) enum Answer {
 }
 
 /// The arguments a0 to a5 of a call.
-pub(super) type Args = [u64; 6];
+pub(in crate::exit) type Args = [u64; 6];
 
 /// Writes the reply to the guest's registers.
 pub(in crate::exit) fn answer(run: &mut VcpuRun, reply: Reply) {
@@ -61,7 +61,7 @@ pub(super) fn targets(run: &VcpuRun, mask: u64, base: u64) -> Result<impl Iterat
 /// Returns the answer to a call that cannot reach memory. That is `error`, unless memory is only not ready yet and
 /// nothing has happened: then the `ecall` is executed once more, after the pending interrupts, or when the memory is
 /// there.
-pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
+pub(in crate::exit) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: Error) -> Answer {
     match why {
         Unreachable::Waits { since } => {
             run.context.pc = run.context.pc.wrapping_sub(4);
@@ -74,7 +74,7 @@ pub(super) fn unreached(g: &Gnomon, run: &mut VcpuRun, why: Unreachable, error: 
 }
 
 /// Makes the guest execute the `ecall` once more, after the pending interrupts.
-pub(super) fn at_once(run: &mut VcpuRun) -> Outcome {
+pub(in crate::exit) fn at_once(run: &mut VcpuRun) -> Outcome {
     run.context.pc = run.context.pc.wrapping_sub(4);
     Outcome::Resume
 }

@@ -18,14 +18,14 @@ pub use crate::vm::sbi_error::Error;
 pub use software_events::deliver;
 
 use crate::device::offer::GuestTimer;
-use crate::exit::nested;
+use crate::exit::{nested, vmspace};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::vm::Departure;
 use crate::vm::outcome::{Brief, Kind, Outcome};
 use crate::vm::vcpu::VcpuRun;
 use abi::record::EndReason;
-use abi::root_cache::EXTENSION as ROOT_CACHE;
+use abi::root_cache::{EXTENSION as OWN, SET_PAGE};
 use abi::tunable::Id;
 use alloc::format;
 use base::Offered;
@@ -173,10 +173,11 @@ fn seldom<E: Env>(
             run.shared.counters.sbi_sse.bump();
             software_events::call(g, run, function, args, env)
         }
-        ROOT_CACHE => {
+        OWN if function == SET_PAGE => {
             run.shared.counters.sbi_root_cache.bump();
             root_cache::call(g, run, function, args, env)
         }
+        OWN => vmspace::call(g, run, function, args, env),
         spec_pmu::EID_PMU if g.offer.has_pmu => {
             run.shared.counters.sbi_pmu.bump();
             pmu::call(g, run, function, args, env).map(Answer::Reply)

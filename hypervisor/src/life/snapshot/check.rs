@@ -7,7 +7,8 @@ use crate::sync::Mutex;
 use crate::vm::Translation;
 use abi::bundle::{MAX_VCPUS, VmConfig};
 use abi::root_cache::MOST_PLACES;
-use abi::snapshot::{DiskState, MOST_TIME, RootCacheState, State, Told, VcpuState};
+use abi::snapshot::{DiskState, KernelState, MOST_TIME, RootCacheState, State, Told, VcpuState};
+use abi::vmspace::Way;
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -64,6 +65,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
     }
     check_root_caches(&state, config, offer)?;
     check_nested(&state, config)?;
+    check_spaces(&state, config, offer)?;
     if !state.vcpus.iter().any(|vcpu| vcpu.is_started) {
         return Err("no vCPU of its snapshot is started".into());
     }
@@ -135,6 +137,36 @@ fn check_nested(state: &State, config: &VmConfig) -> Result<(), String> {
         Some(id) => Err(format!("vCPU {id} of its snapshot shares memory by SBI NACL that cannot be")),
         None => Ok(()),
     }
+}
+
+/// Checks the address spaces of its kernel, and the programs that it runs.
+fn check_spaces(state: &State, config: &VmConfig, offer: &Offer) -> Result<(), String> {
+    let is_root = |satp: u64| {
+        let Satp { mode, ppn, .. } = Satp::decode(satp);
+        config.has_ram(ppn << 12, PAGE_BYTES) && offer.formats.iter().any(|format| u64::from(format.mode) == mode)
+    };
+    if state.spaces.iter().any(|space| space.root.is_some_and(|root| !is_root(root))) {
+        return Err("an address space of its snapshot has a root that these harts, or its memory, do not have".into());
+    }
+    let is_offered = |kernel: &KernelState| {
+        let mode = Satp::decode(kernel.satp).mode;
+        mode == 0 || offer.formats.iter().any(|format| u64::from(format.mode) == mode)
+    };
+    let is_possible = |kernel: &KernelState| {
+        kernel.page.is_multiple_of(PAGE_BYTES) && config.has_ram(kernel.page, PAGE_BYTES) && is_offered(kernel)
+    };
+    let runs = |vcpu: &VcpuState| vcpu.kernel.is_some();
+    let is_wild = |vcpu: &VcpuState| vcpu.is_supervisor || vcpu.kernel.is_some_and(|kernel| !is_possible(&kernel));
+    if let Some(id) = state.vcpus.iter().position(|vcpu| runs(vcpu) && is_wild(vcpu)) {
+        return Err(format!("vCPU {id} of its snapshot runs a program that cannot be"));
+    }
+    let mode = offer.mode(config);
+    if state.vcpus.iter().any(runs) && !Translation::from(mode).has_way(Way::Soft, config.nested) {
+        return Err(format!(
+            "its kernel runs programs in the way soft, which mmu = {mode} does not have: restore it with --mmu lazy"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks the facts that the guest was told of the rest: the devices.

@@ -23,6 +23,9 @@ use core::sync::atomic::Ordering;
 pub(crate) fn put<E: Env>(g: &Gnomon, vm: &Vm, state: &State, env: &mut E) -> Result<Vec<Box<VcpuRun>>, String> {
     let events = Events::of(&state.events, vm.config.vcpus);
     let events = events.ok_or("the software events of its snapshot are impossible")?;
+    if !vm.tlb.spaces.lock().restore(&state.spaces, vm.config.vcpus) {
+        return Err("the address spaces of its snapshot are impossible".into());
+    }
     let now = env.now();
     // The host's clock was set for that when the machine started.
     let zero = if g.offer.shows_host_time() { 0 } else { now.wrapping_sub(state.told.time) };

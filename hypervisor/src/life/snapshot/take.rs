@@ -113,7 +113,8 @@ fn freeze(g: &Gnomon, vm: &Vm, now: u64) -> Done<save::Saving> {
         all.into_iter().map(|run| run.save(time, &g.offer)).collect()
     });
     let events = vm.events.lock().save();
-    let state = State { told, vcpus: vcpus.unwrap_or_default(), events, plic, devices }.encode();
+    let spaces = vm.tlb.spaces.lock().save();
+    let state = State { told, vcpus: vcpus.unwrap_or_default(), events, plic, devices, spaces }.encode();
     if state.len() > MOST_STATE_BYTES {
         return refuse("its state is too long");
     }

@@ -326,6 +326,21 @@ fn attach_briefly<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E)
     true
 }
 
+/// Gives the vCPU the root of another `satp`, by a call of its kernel. Returns whether the vCPU has it: if that takes too long at once, the vCPU keeps what
+/// it had, and each attempt does a part.
+pub(crate) fn change<E: Env>(g: &Gnomon, run: &mut VcpuRun, satp: u64, env: &mut E) -> Result<bool, Outcome> {
+    let old = run.bank.csrs.vsatp;
+    if satp == old || attach_briefly(g, run, satp, env) {
+        return Ok(true);
+    }
+    run.bank.csrs.vsatp = satp;
+    let is_attached = attach(g, run, env);
+    if !matches!(is_attached, Ok(true)) {
+        run.bank.csrs.vsatp = old;
+    }
+    is_attached
+}
+
 /// Ends such an instruction, after which its `rd` has what `satp` had before.
 #[inline(always)]
 fn satp_accessed(run: &mut VcpuRun, rd: u8, old: u64) {

@@ -6,6 +6,7 @@ use super::features::Features;
 use super::looks::Looks;
 use super::nested::{Collapsed, Nested};
 use super::pmu::{EventsOffered, Pmu};
+use super::program::Program;
 use super::root_cache::RootCache;
 use super::shared::{NOWHERE, Vcpu, hsm, request};
 use super::unexplained::Unexplained;
@@ -94,6 +95,8 @@ pub struct VcpuRun {
     pub ready: Ready,
     /// The counters of SBI PMU, from the first call about them on.
     pub pmu: Option<Box<Pmu>>,
+    /// Its kernel, from the first program on that this runs by call.
+    pub program: Option<Box<Program>>,
 }
 
 /// The registers of one privilege world (VS and VU mode, or S and U mode of a hart without H) of a vCPU, apart from the integer ones.
@@ -175,6 +178,7 @@ impl VcpuRun {
             adapts,
             features: Features::default(),
             pmu: None,
+            program: None,
             root_cache: None,
             watch: Watch::default(),
             looks: Looks::default(),
@@ -199,6 +203,12 @@ impl VcpuRun {
     #[must_use]
     pub fn runs_l2(&self) -> bool {
         self.nested.as_ref().is_some_and(|nested| nested.runs_l2)
+    }
+
+    /// Returns whether its kernel waits for a program that it runs by call.
+    #[must_use]
+    pub fn runs_program(&self) -> bool {
+        self.program.as_ref().is_some_and(|program| program.runs)
     }
 
     /// Returns whether counters of SBI PMU run for which its hart takes samples, and makes no exit brief.
@@ -345,6 +355,7 @@ impl VcpuRun {
         self.features = Features::default();
         self.pmu = None;
         self.root_cache = None;
+        self.program = None;
         self.unmap_shared();
         if let Some(nested) = &mut self.nested {
             nested.reset();

@@ -4,6 +4,7 @@ use super::csrs::{VsCsrs, supervisor_csrs};
 use super::features::Features;
 use super::nested::Nested;
 use super::pmu::Pmu;
+use super::program::Program;
 use super::root_cache::RootCache;
 use super::run::VcpuRun;
 use super::shared::{hsm, request};
@@ -143,6 +144,7 @@ impl VcpuRun {
             root_cache: self.root_cache.as_ref().map(|cache| cache.save()),
             counters: self.pmu.as_ref().map(|pmu| pmu.save(&self.shared.counters)).unwrap_or_default(),
             nested: self.save_nested(offer),
+            kernel: self.program.as_ref().and_then(|program| program.save()),
         }
     }
 
@@ -179,6 +181,7 @@ impl VcpuRun {
         });
         self.pmu = Pmu::restore(&saved.counters, self.events_offered(offer), &self.shared.counters);
         self.restore_nested(saved, offer);
+        self.program = saved.kernel.as_ref().map(|kernel| Box::new(Program::restore(kernel)));
         // An event may be due, and its line may be high.
         self.shared.posted.fetch_or(request::EVENTS, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! The world that a hart runs for a guest which is a hypervisor, and what its registers are made from.
+//! The world that a hart runs for a guest which is a hypervisor, or runs programs by call, and what its registers are made from.
 
 use hypervisor::device::offer::GuestMode;
 use hypervisor::vm::vcpu::World;
@@ -62,7 +62,7 @@ impl Nesting {
     pub(super) const fn rights(&self) -> Option<&Rights> {
         match &self.world {
             World::L2(rights) => Some(rights),
-            World::Own | World::Leaving => None,
+            World::Own | World::Leaving | World::Program(_) => None,
         }
     }
 
@@ -70,7 +70,7 @@ impl Nesting {
     pub(super) const fn delegated(&self, guests_own: u64, most: u64) -> u64 {
         match &self.world {
             World::Own => guests_own,
-            World::Leaving => 0,
+            World::Leaving | World::Program(_) => 0,
             // A debugger's breakpoints come first; what Gnomon emulates for L1 it does not for L2.
             World::L2(rights) => rights.hedeleg & (guests_own | most),
         }
@@ -80,7 +80,7 @@ impl Nesting {
     pub(super) const fn traps(&self) -> u64 {
         let wfi = if self.traps_wfi { hstatus::VTW } else { 0 };
         wfi | match &self.world {
-            World::Own => 0,
+            World::Own | World::Program(_) => 0,
             World::Leaving => hstatus::VTSR,
             World::L2(rights) => rights.hstatus,
         }

@@ -130,9 +130,57 @@ impl GuestHart {
         }
     }
 
-    /// Returns whether an interrupt is pending that ends a wait of L2's: one of its own, or one of L1's.
-    pub(super) fn wakes_l2(&self) -> bool {
-        self.nesting.rights().is_some_and(|rights| self.nesting.held & rights.wakes != 0)
+    /// Returns whether an interrupt is pending that ends a wait of L2's, or of a program's: one of its own, or one of its kernel's.
+    pub(super) fn wakes_other(&self) -> bool {
+        match &self.nesting.world {
+            World::L2(rights) => self.nesting.held & rights.wakes != 0,
+            World::Program(_) => self.program_interrupts() != 0,
+            World::Own | World::Leaving => false,
+        }
+    }
+
+    /// Returns whether a program of the loaded guest's kernel runs.
+    pub fn runs_program(&self) -> bool {
+        matches!(self.nesting.world, World::Program(_))
+    }
+
+    /// Returns the pending interrupts that the kernel of the program has enabled, by their bits in `sip`.
+    pub fn program_interrupts(&self) -> u64 {
+        match (self.nesting.world, self.mode) {
+            (World::Program(enabled), GuestMode::Virtual) => csr::vs::sip::read() & enabled,
+            // QEMU 10.0 shows STIP of Sstc in `mip` alone.
+            (World::Program(enabled), GuestMode::Supervisor) => csr::mip::read() & S_INTERRUPTS & enabled,
+            _ => 0,
+        }
+    }
+
+    /// Takes the kernel's `sie` from the hart, for a program to run. Returns it.
+    pub fn take_enabled(&self) -> u64 {
+        // SAFETY: the guest's interrupts.
+        with_bank!(self.mode, |bank| unsafe {
+            let enabled = bank::sie::read();
+            bank::sie::write(0);
+            enabled
+        })
+    }
+
+    /// Makes the hart ready for a program of a kernel that has enabled those interrupts; its `sie` is 0.
+    pub fn begin_program(&mut self, enabled: u64) {
+        self.nesting.enter(World::Program(enabled), self.mode);
+        self.delegate();
+    }
+
+    /// Ends that. Returns the kernel's `sie`.
+    pub fn end_program(&mut self) -> u64 {
+        let World::Program(enabled) = self.nesting.enter(World::Own, self.mode) else { return 0 };
+        self.delegate();
+        enabled
+    }
+
+    /// Gives the kernel its `sie` back.
+    pub fn give_enabled(&self, enabled: u64) {
+        // SAFETY: the guest's interrupts.
+        with_bank!(self.mode, |bank| unsafe { bank::sie::write(enabled) });
     }
 
     /// Runs the loaded guest for that world.

@@ -1,5 +1,6 @@
 //! Exits that may be brief: the trap vectors call their handler, and go on elsewhere only if that says so.
 
+use super::unplain::Aside;
 use super::{Hart, this_hart};
 use ::lane::Context;
 use hypervisor::exit;
@@ -72,6 +73,13 @@ impl Hart {
         self.attempt(Kind::FenceOfL2)
     }
 
+    /// Handles a page fault of a program's like one of its kernel's, if it is over then.
+    #[inline(never)]
+    fn brief_fault_of_program(&mut self, cause: u64) -> Brief {
+        let is_fault = self.current.as_deref().is_some_and(|run| exit::kind_of(run, cause) == Some(Kind::Fault));
+        if is_fault && self.attempt(Kind::Fault) == Brief::OVER { Brief::OVER } else { Brief::NO }
+    }
+
     /// Handles an exit of which that is known.
     #[inline(always)]
     fn known_exit(&mut self, known: Known) -> *mut Context {
@@ -97,7 +105,11 @@ extern "C" fn gnomon_brief(_: *mut Context, cause: u64) -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
     let Some(run) = hart.plain() else {
-        return if hart.unplain.is_l2s { hart.brief_fault_of_l2().0 } else { Brief::NO.0 };
+        return match hart.unplain.aside {
+            Some(Aside::L2) => hart.brief_fault_of_l2().0,
+            Some(Aside::Program) => hart.brief_fault_of_program(cause).0,
+            None => Brief::NO.0,
+        };
     };
     let brief = match exit::kind_of(run, cause) {
         Some(Kind::Timer) => hart.brief_timer(),
@@ -116,7 +128,7 @@ extern "C" fn gnomon_instruction() -> u64 {
     // SAFETY: the vector has set `tp` and emptied the stack.
     let hart = unsafe { this_hart(world::thread_pointer()) };
     let Some(run) = hart.plain() else {
-        return if hart.unplain.is_l2s { hart.brief_fence_of_l2().0 } else { Brief::NO.0 };
+        return if hart.unplain.aside == Some(Aside::L2) { hart.brief_fence_of_l2().0 } else { Brief::NO.0 };
     };
     let brief = match exit::kind_of_instruction(run) {
         Some(Kind::Fence) => hart.brief_fence(),

@@ -1,5 +1,6 @@
 //! A vCPU comes to a hart, and leaves it: what of its state is in the hart's registers, and what its TLB may hold.
 
+use super::unplain::Aside;
 use super::{Hart, Leaves, View};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -37,7 +38,12 @@ impl Hart {
         if let Some(nested) = &run.nested {
             self.guest.begin_world(nested);
         }
-        self.set_plain_world(run.runs_l2());
+        let mut aside = run.runs_l2().then_some(Aside::L2);
+        if let Some(program) = run.program.as_deref().filter(|program| program.runs) {
+            self.guest.begin_program(program.sie);
+            aside = Some(Aside::Program);
+        }
+        self.set_plain_world(aside);
         self.unplain.samples = run.samples();
         if self.unplain.samples {
             self.exits_are_noted();
@@ -106,6 +112,9 @@ impl Hart {
         run.bank.mode = self.guest.privilege();
         if let Some(nested) = run.nested.as_deref_mut() {
             self.guest.end_world(nested);
+        }
+        if run.runs_program() {
+            self.guest.end_program();
         }
         self.guest.save_registers(run, &self.g.offer);
         self.guest.clear_csrs(&self.g.offer);

@@ -3,7 +3,7 @@
 //! long way, whose end comes by here. So all others have no instruction of it, and there is one way that handles them.
 
 use super::Hart;
-use super::unplain::Probed;
+use super::unplain::{Aside, Probed};
 use abi::control::Event;
 use core::sync::atomic::Ordering;
 use hypervisor::hart::env::Env;
@@ -12,22 +12,27 @@ use hypervisor::vm::vcpu::{VcpuRun, request};
 use rv::{Cause, Exception};
 
 impl Hart {
-    /// Begins an exit that is more than handled. Returns whether it is one of L2.
+    /// Begins an exit that is more than handled. Returns whether it is one of L2, or of a program.
     #[cold]
     #[inline(never)]
     pub(super) fn begin_exit(&mut self) -> bool {
+        if self.unplain.aside.is_some() {
+            // Nothing but that makes the exit other than plain.
+            return true;
+        }
         if !self.unplain.is_proven {
             // OWNERSHIP rests on it: a "guest" that runs in HS mode, or in M mode, has all of memory.
             assert!(self.guest.came_from_guest(), "this hart does not enter the modes that guests run in");
             self.unplain.is_proven = true;
         }
         let is_of_l2 = self.guest.runs_l2();
+        let is_aside = self.aside().is_some();
         if self.unplain.samples {
             self.sample_exit(is_of_l2);
         }
         let now = self.now();
         if !self.is_probed(now) {
-            return is_of_l2;
+            return is_aside;
         }
         self.exits_are_noted();
         let noted = &self.shared.probe;
@@ -44,18 +49,25 @@ impl Hart {
             // It finds that when it is about to enter its guest again.
             run.shared.posted.fetch_or(request::PROBE, Ordering::SeqCst);
         }
-        is_of_l2
+        is_aside
     }
 
     /// No exit is plain from now on.
     pub(super) const fn exits_are_noted(&mut self) {
-        (self.is_plain, self.unplain.is_l2s) = (false, false);
+        (self.is_plain, self.unplain.aside) = (false, None);
     }
 
-    /// Notes whose exits are plain, if any are: L1's or L2's.
-    pub(super) const fn set_plain_world(&mut self, is_l2s: bool) {
-        let are_plain = self.is_plain || self.unplain.is_l2s;
-        (self.is_plain, self.unplain.is_l2s) = (are_plain && !is_l2s, are_plain && is_l2s);
+    /// Notes whose exits are plain, if any are: the guest's own, or those of what runs in its place.
+    pub(super) const fn set_plain_world(&mut self, aside: Option<Aside>) {
+        if self.is_plain || self.unplain.aside.is_some() {
+            (self.is_plain, self.unplain.aside) = (aside.is_none(), aside);
+        }
+    }
+
+    /// Returns what runs in the loaded guest's place.
+    fn aside(&self) -> Option<Aside> {
+        let program = self.guest.runs_program().then_some(Aside::Program);
+        program.or_else(|| self.guest.runs_l2().then_some(Aside::L2))
     }
 
     /// Takes a sample at an exit.
@@ -136,8 +148,8 @@ impl Hart {
         }
         noted.end(now);
         self.is_plain = self.unplain.is_proven && !self.unplain.samples;
-        self.unplain.is_l2s = false;
-        self.set_plain_world(self.guest.runs_l2());
+        self.unplain.aside = None;
+        self.set_plain_world(self.aside());
         self.set_policy();
         false
     }

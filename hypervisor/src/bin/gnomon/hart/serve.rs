@@ -55,6 +55,10 @@ impl Hart {
                 nested.waits_events = true;
                 return None;
             }
+            if let Some(program) = run.program.as_deref_mut().filter(|program| program.runs) {
+                program.waits_events = true;
+                return None;
+            }
             sbi::deliver(run, self);
         }
         None

@@ -14,6 +14,15 @@ pub(super) struct Probed {
     pub(super) event: Option<Event>,
 }
 
+/// The world that runs in the guest's place, whose exits are none of the guest's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Aside {
+    /// The guest's own guest.
+    L2,
+    /// A program that its kernel runs by call.
+    Program,
+}
+
 /// The facts about exits that are more than handled.
 #[derive(Default)]
 pub(super) struct Unplain {
@@ -21,8 +30,8 @@ pub(super) struct Unplain {
     pub(super) is_proven: bool,
     /// Set if samples of the hart's counters are taken at exits and entries: counters of the loaded vCPU run (SBI PMU).
     pub(super) samples: bool,
-    /// Set if L2 runs, and nothing else makes its exits other than plain.
-    pub(super) is_l2s: bool,
+    /// The world that runs in the guest's place, if nothing else makes its exits other than plain.
+    pub(super) aside: Option<Aside>,
     /// The exit that is being handled, if it is noted.
     pub(super) exit: Option<Probed>,
 }

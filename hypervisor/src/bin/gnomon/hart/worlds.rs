@@ -1,6 +1,7 @@
 //! [`Worlds`] made of instructions: L1 and L2 by turns.
 
 use super::Hart;
+use super::unplain::Aside;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::hart::env::Env;
 use hypervisor::hart::worlds::Worlds;
@@ -60,7 +61,7 @@ impl Worlds for Hart {
             nested.other.vsatp = own;
         }
         let runs_l2 = nested.runs_l2;
-        self.set_plain_world(runs_l2);
+        self.set_plain_world(runs_l2.then_some(Aside::L2));
         if run.vm.collapses() {
             let (vm, offer) = (run.vm.translation, &self.g.offer);
             run.context.brief_causes = if runs_l2 { brief_causes_of_l2(offer) } else { vm.brief_causes(offer) };

@@ -109,6 +109,9 @@ pub enum World {
     Leaving,
     /// L2.
     L2(Rights),
+    /// A program that the guest's kernel runs by call, with the interrupts that the kernel has enabled (`sie`): its exceptions and these interrupts
+    /// end the run, and none is taken.
+    Program(u64),
 }
 
 /// The rights of L2, as L1 has given them: values of the hart's registers, before they are combined with what Gnomon allows.
