@@ -1,6 +1,6 @@
 //! `gnomon exec`.
 
-use super::run::Mmu;
+use super::run::{Mmu, way};
 use crate::guest::program;
 use crate::host::build;
 use crate::host::place::IoError;
@@ -12,6 +12,7 @@ use crate::vm::file::{Initrd, Kernel, VmFile};
 use crate::vm::root::Roots;
 use abi::bundle::ConsoleMode;
 use abi::exec::{PORT, Start};
+use abi::vmspace::Way;
 use clap::Args;
 use std::ffi::OsString;
 use std::io::Write;
@@ -55,6 +56,9 @@ pub struct ExecArgs {
     /// The mode in which the VM's memory is virtualized [default: the best one that the harts support]
     #[arg(long)]
     mmu: Option<Mmu>,
+    /// The way in which the vkernel runs programs: by its own tables, or by calls of Gnomon's (see docs/vmspace.md)
+    #[arg(long, value_name = "direct|nested|soft", value_parser = way)]
+    vmspace: Option<Way>,
     /// The privilege mode of Gnomon: M mode, as the firmware, or HS mode, started by OpenSBI
     #[arg(long, default_value = "firmware")]
     seat: Seat,
@@ -138,6 +142,7 @@ impl ExecArgs {
             memory: Some(memory),
             vcpus: Some(self.vcpus),
             mmu: self.mmu.map(Mmu::mode),
+            vmspace: self.vmspace,
             ports: Some(vec![PORT.into()]),
             ..VmFile::default()
         };

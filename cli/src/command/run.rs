@@ -190,7 +190,7 @@ fn l2_tables(text: &str) -> Result<L2Tables, String> {
 }
 
 /// Reads a way to run programs.
-fn way(text: &str) -> Result<Way, String> {
+pub(super) fn way(text: &str) -> Result<Way, String> {
     let found = Way::ALL.into_iter().find(|way| way.name() == text);
     found.ok_or_else(|| "it is direct, nested or soft".into())
 }

@@ -135,7 +135,7 @@ pub fn main(boot: Boot) -> ! {
     start_harts(boot);
     let kernel = Process::kernel();
     if let Err(why) = start_first(&kernel, facts.archive) {
-        crate::report(format_args!("the first program cannot be started: {why}"));
+        crate::report(format_args!("the program cannot be started: {why}"));
         end(End::Status(127));
     }
     executor::run()
@@ -176,7 +176,13 @@ fn archive((start, end): (u64, u64)) -> &'static [u8] {
 
 /// Returns the message of an error about something.
 fn is(what: &str) -> impl Fn(Errno) -> String + '_ {
-    move |why| format!("{what}: error {}", why.0)
+    move |why| match why {
+        Errno::NOENT => format!("{what} is not there"),
+        Errno::ACCES => format!("{what} is not executable, or not a file"),
+        Errno::NOEXEC => format!("{what} is not a program for this machine"),
+        Errno::NOMEM => format!("there is no memory for {what}"),
+        why => format!("{what}: error {}", why.0),
+    }
 }
 
 fn start_first(kernel: &Arc<Process>, place: Option<(u64, u64)>) -> core::result::Result<(), String> {
