@@ -26,6 +26,7 @@ fn state() -> State {
             runs_l2: true,
             ..NestedState::default()
         }),
+        kernel: Some(KernelState { pc: 0x8020_0004, page: 0x8030_0000, sie: 0x222, ..KernelState::default() }),
     };
     let queue = QueueState { size: 64, ready: Some([1, 0, u16::MAX]), ..QueueState::default() };
     let devices = [
