@@ -70,13 +70,13 @@ impl Leaf {
     }
 }
 
-/// What a place of a table has had since the last fence that was about it; the last is there now.
+/// The entries that a place of a table has had since the last fence of it; the last one is there now.
 type Seen = Vec<Leaf>;
 
 /// The end of an access of L2's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// It finds the page in which this number is.
+    /// An access to the page in which this number is.
     Finds(u64),
     /// A page fault of L2's own.
     Own,
