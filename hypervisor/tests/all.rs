@@ -18,6 +18,7 @@ mod host_map;
 mod lacking;
 mod lives;
 mod nested;
+mod nested_random;
 mod nested_runs;
 mod network;
 mod pager;

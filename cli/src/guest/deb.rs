@@ -7,6 +7,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+/// More memory than it takes to unpack an archive of sources, in KiB.
+const XZ_KIB: u32 = 1 << 18;
+
 /// The reason why a package could not be unpacked.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum DebError {
@@ -130,16 +133,41 @@ pub fn extract_under(deb: &Path, paths: &[&str], dir: &Path) -> Result<Vec<Strin
     let damaged = |message: String| DebError::Damaged { path: deb.to_owned(), message };
     let mut child = files_of(deb)?;
     let result = match child.stdout.take() {
-        Some(output) => take_folders(output, paths, dir),
+        Some(output) => take_folders(output, Folder::Root, paths, dir),
         None => Err(Taking::Archive("no output".into())),
     };
     let status = child.wait().map_err(DebError::NoDpkg)?;
-    let found = match result {
-        Err(Taking::Archive(message)) => return Err(damaged(message)),
-        Err(Taking::Io(error)) => return Err(error.into()),
-        Ok(_) if !status.success() => return Err(damaged(format!("dpkg-deb: {status}"))),
-        Ok(found) => found,
+    match result {
+        Err(Taking::Archive(message)) => Err(damaged(message)),
+        Err(Taking::Io(error)) => Err(error.into()),
+        Ok(_) if !status.success() => Err(damaged(format!("dpkg-deb: {status}"))),
+        Ok(found) => all_found(deb, paths, found),
+    }
+}
+
+/// Takes files out of the archive `usr/src/NAME.tar.xz` in the package, as [`extract_under`] takes them out of the package itself. Their paths
+/// start below the one folder that the archive has.
+///
+/// # Errors
+/// [`DebError`]; in particular if there are none for one of `paths`.
+pub fn extract_sources(deb: &Path, paths: &[&str], dir: &Path) -> Result<Vec<String>, DebError> {
+    let mut child = files_of(deb)?;
+    let result = match child.stdout.take() {
+        Some(output) => take_sources(output, paths, dir),
+        None => Err(Taking::Archive("no output".into())),
     };
+    // The archive of sources is all that is wanted.
+    let _ = child.kill();
+    let _ = child.wait();
+    match result {
+        Err(Taking::Archive(message)) => Err(DebError::Damaged { path: deb.to_owned(), message }),
+        Err(Taking::Io(error)) => Err(error.into()),
+        Ok(found) => all_found(deb, paths, found),
+    }
+}
+
+/// Returns the files, or an error if there are none for one of the paths.
+fn all_found(deb: &Path, paths: &[&str], found: Vec<String>) -> Result<Vec<String>, DebError> {
     match paths.iter().find(|path| !found.iter().any(|found| found.starts_with(**path))) {
         Some(pattern) => Err(DebError::Missing { path: deb.to_owned(), pattern: (*pattern).to_owned() }),
         None => Ok(found),
@@ -250,13 +278,39 @@ fn take_files(archive: impl Read, missing: &mut BTreeMap<&str, &str>, dir: &Path
     Ok(())
 }
 
-fn take_folders(archive: impl Read, paths: &[&str], dir: &Path) -> Result<Vec<String>, Taking> {
+fn take_sources(package: impl Read, paths: &[&str], dir: &Path) -> Result<Vec<String>, Taking> {
+    let broken = |error: std::io::Error| Taking::Archive(error.to_string());
+    let mut package = tar::Archive::new(package);
+    for entry in package.entries().map_err(broken)? {
+        let entry = entry.map_err(broken)?;
+        let path = path_of(&entry);
+        if path.starts_with("usr/src/") && path.ends_with(".tar.xz") {
+            let sources = lzma_rust2::XzReader::new_mem_limit(entry, false, XZ_KIB);
+            return take_folders(sources, Folder::Below, paths, dir);
+        }
+    }
+    Err(Taking::Archive("it has no archive of sources".into()))
+}
+
+/// The place where the paths of an archive's files start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Folder {
+    /// The root.
+    Root,
+    /// The folder below the root in which everything is.
+    Below,
+}
+
+fn take_folders(archive: impl Read, folder: Folder, paths: &[&str], dir: &Path) -> Result<Vec<String>, Taking> {
     let broken = |error: std::io::Error| Taking::Archive(error.to_string());
     let mut archive = tar::Archive::new(archive);
     let mut found = Vec::new();
     for entry in archive.entries().map_err(broken)? {
         let mut entry = entry.map_err(broken)?;
-        let path = path_of(&entry);
+        let mut path = path_of(&entry);
+        if folder == Folder::Below {
+            path = path.split_once('/').map_or_else(String::new, |(_, path)| path.to_owned());
+        }
         let is_within = !path.starts_with('/') && !path.split('/').any(|part| part == "..");
         if !is_within || !entry.header().entry_type().is_file() || !paths.iter().any(|wanted| path.starts_with(wanted))
         {
@@ -342,10 +396,39 @@ mod tests {
     fn folders_keep_their_paths() {
         let archive = archive(&[("./inc/b/y.h", "y"), ("./inc/a.h", "a"), ("./include/z.h", "z"), ("./x", "x")]);
         let dir = tempfile::tempdir().expect("a directory");
-        let found = take_folders(&*archive, &["inc/"], dir.path());
+        let found = take_folders(&*archive, Folder::Root, &["inc/"], dir.path());
         assert_eq!(found.ok(), Some(vec!["inc/a.h".to_owned(), "inc/b/y.h".to_owned()]));
         assert_eq!(std::fs::read(dir.path().join("inc/b/y.h")).expect("taken"), b"y");
         assert!(!dir.path().join("include").exists());
+    }
+
+    /// A tar archive with `linux-7/inc/a.h`, `linux-7/inc/b/y.h` and `linux-7/x`, packed by xz.
+    const SOURCES: &[u8] =
+        b"\xfd\x37\x7a\x58\x5a\x00\x00\x01\x69\x22\xde\x36\x02\x00\x21\x01\x1c\x00\x00\x00\x10\xcf\x58\xcc\xe0\
+          \x27\xff\x00\x85\x5d\x00\x36\x1a\x4a\x20\x75\x9a\xd7\x67\xcf\xd4\xd8\xca\xf1\xf5\x87\xc1\x07\xbb\x15\
+          \x9c\x00\xf8\xaa\x4e\x19\xd3\x1c\x0d\x0a\xb9\xf3\x9e\xee\x01\x2e\x00\x39\x39\x7e\xba\x82\xaa\x5a\x5d\
+          \x65\x80\x37\xf2\x23\x06\x53\x49\xb1\x7b\x45\x69\x90\x14\x92\x71\x64\x8b\x44\x64\xe1\x7d\x88\x11\x47\
+          \x64\x8f\x1e\xd9\x68\x71\x06\x0a\x35\x93\x80\x96\xed\xbd\xdf\xae\x4d\xf4\x88\xf6\xff\x2c\x3a\xd2\xc0\
+          \x40\x30\x37\xd9\x1d\xb0\x0d\xf6\x53\xb8\xf3\x16\x4e\x40\x12\xf4\x0c\xc1\x04\x97\xe0\xdb\x56\x38\xa4\
+          \xf6\xb9\x70\x9e\xd9\xb4\x71\x76\x99\x35\xd7\x00\x8e\x00\x00\x00\x00\x00\x1b\x74\xaa\x84\x00\x01\x9d\
+          \x01\x80\x50\x00\x00\x7b\x60\x28\xde\x3e\x30\x0d\x8b\x02\x00\x00\x00\x00\x01\x59\x5a";
+
+    #[test]
+    fn sources_are_in_an_archive_within() {
+        let package = |name: &str| {
+            let mut archive = tar::Builder::new(Vec::new());
+            let mut header = tar::Header::new_gnu();
+            header.set_size(SOURCES.len() as u64);
+            archive.append_data(&mut header, name, SOURCES).expect("in memory");
+            archive.into_inner().expect("whole")
+        };
+        let dir = tempfile::tempdir().expect("a directory");
+        let found = take_sources(&*package("./usr/src/linux-source-7.tar.xz"), &["inc/"], dir.path());
+        assert_eq!(found.ok(), Some(vec!["inc/a.h".to_owned(), "inc/b/y.h".to_owned()]));
+        assert_eq!(std::fs::read(dir.path().join("inc/b/y.h")).expect("taken"), b"y");
+        assert!(matches!(take_sources(&*package("./usr/src/x"), &["inc/"], dir.path()), Err(Taking::Archive(_))));
+        let error = all_found(dir.path(), &["inc/", "none/"], vec!["inc/a.h".into()]).expect_err("one is missing");
+        assert!(error.to_string().contains("none/"), "{error}");
     }
 
     #[test]

@@ -7,10 +7,11 @@ use super::judge::{self, Transcript};
 use super::metered::{self, Metering};
 use super::plan::{BootTest, End, L1};
 use super::ports::Partner;
+use super::selftests;
 use super::serve::Server;
 use super::shared::{self, run_dir};
 use super::tally::{Spent, Verdict};
-use crate::guest::debian::{Files, Software};
+use crate::guest::debian::{Files, HostKernel, Software};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
 use crate::host::build::{self, BuildError};
@@ -163,6 +164,13 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
             files.push((path, std::fs::read(&file).map_err(|why| miette!("{}: {why}", file.display()))?));
         }
     }
+    if !test.selftests.is_empty() {
+        let read = |file: &Path| std::fs::read(file).map_err(|why| miette!("{}: {why}", file.display()));
+        files.push((format!("{}kvm.ko.xz", modules::FOLDER), read(&HostKernel::newest()?.module)?));
+        for (name, file) in test.selftests.iter().zip(selftests::provide(&test.selftests)?) {
+            files.push((format!("bin/{name}"), read(&file)?));
+        }
+    }
     let needs = Needs {
         balloon: test.balloon.and_then(Balloon::target).is_some(),
         disks: test.disk.is_some(),
@@ -233,10 +241,12 @@ fn on_gnomon(case: &Case, seat: Seat, programs: &Programs) -> miette::Result<Tra
     let test = &case.test;
     let kernel = match &test.guest {
         Some(name) => Some(Kernel::File(guest(name, programs)?)),
+        None if !test.selftests.is_empty() => Some(Kernel::File(HostKernel::newest()?.image)),
         None => test.kernel.clone(),
     };
     // The commands come with Gnomon's own initramfs; where they need programs, or not all VMs have them, with one made here.
-    let is_own = !test.programs.is_empty() || test.workload.is_some() || test.exec.is_some() && !test.beside.is_empty();
+    let has_programs = !test.programs.is_empty() || !test.selftests.is_empty();
+    let is_own = has_programs || test.workload.is_some() || test.exec.is_some() && !test.beside.is_empty();
     let own_initrd = if is_own { Some(initrd(test)?) } else { None };
     let bare = |kernel, append: &String, mmu| VmFile { append: Some(append.clone()), ..vm_file(case, kernel, mmu) };
     let vm = |kernel, append: &String, mmu| match &own_initrd {
@@ -384,7 +394,7 @@ fn load(test: &BootTest, programs: &Programs) -> miette::Result<Load> {
         (None, _) => {
             own_initrd = Some(initrd(test)?);
             append.extend(["console=ttyS0", "earlycon=sbi", "quiet"]);
-            Software::Kernel.provide()?.file
+            if test.selftests.is_empty() { Software::Kernel.provide()?.file } else { HostKernel::newest()?.image }
         }
     };
     append.extend((!test.append.is_empty()).then_some(test.append.as_str()));

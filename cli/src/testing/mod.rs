@@ -17,6 +17,7 @@ mod metered;
 mod pairs;
 mod plan;
 mod ports;
+mod selftests;
 mod serve;
 mod shared;
 mod tally;

@@ -161,6 +161,9 @@ pub struct BootTest {
     /// Debian packages with programs of the same name that the commands use.
     #[serde(default)]
     pub programs: Vec<String>,
+    /// Those of KVM's selftests that the commands use, each a program: Debian's newest kernel is the guest's, and its module `kvm` is loaded.
+    #[serde(default)]
+    pub selftests: Vec<String>,
     /// One of the bench's workloads, in place of `exec`: all of what it does, in its quick size.
     pub workload: Option<Kind>,
     /// The dialog: expected output and typed answers.
@@ -373,6 +376,11 @@ pub fn check(test: &BootTest) -> Result<(), &'static str> {
             Err("a `root` has its own programs")
         }
         () if test.exec.is_none() && !test.programs.is_empty() => Err("`programs` are for `exec` only"),
+        () if !test.selftests.is_empty()
+            && (test.exec.is_none() || test.root.is_some() || test.l1.is_some() || !test.nested) =>
+        {
+            Err("`selftests` are for `exec` in a guest that is `nested`")
+        }
         () if test.vms > 1 && test.exec.is_none() => Err("several VMs are for `exec` only"),
         () if !test.vm_mmu.is_empty() && (test.vm_mmu.len() != test.vms || !test.mmu.is_empty()) => {
             Err("`vm_mmu` names one mode for each of `vms`, in place of `mmu`")
@@ -486,6 +494,7 @@ pub mod tests {
             ("[a]\nabout = ''\nkernel = 'debian'\nworkload = 'gap'\n", "gap"),
             ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nvms = 2\nvm_mmu = ['lazy']\n", "vm_mmu"),
             ("[a]\nabout = ''\nkernel = 'debian'\nprograms = ['x']\n", "programs"),
+            ("[a]\nabout = ''\nkernel = 'debian'\nexec = 'x'\nselftests = ['x']\n", "selftests"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = 'arch'\n", "not a root"),
             ("[a]\nabout = ''\nkernel = 'u-boot'\nroot = 'debian'\n", "root"),
             ("[a]\nabout = ''\nkernel = 'debian'\nroot = { system = 'debian', file = 'x' }\n", "file"),

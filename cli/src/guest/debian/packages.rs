@@ -4,6 +4,7 @@ use super::DebianError;
 use super::apt::{Apt, Suite};
 use crate::guest::deb::{self, DebError, Listed};
 use crate::host::place::IoError;
+use crate::host::progress::Step;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
@@ -56,6 +57,19 @@ impl Packages {
     ) -> Result<Vec<(String, String)>, DebianError> {
         let (deb, _) = self.fetch(package)?;
         Ok(deb::extract_under(deb, paths, dir)?.into_iter().map(|path| (path.clone(), path)).collect())
+    }
+
+    /// Takes files as [`Packages::take_under`] does, out of the archive of sources that the metapackage stands for.
+    pub(super) fn take_sources(
+        &mut self,
+        metapackage: &str,
+        paths: &[&str],
+        dir: &Path,
+    ) -> Result<Vec<(String, String)>, DebianError> {
+        let package = self.apt.dependency(metapackage, &format!("{metapackage}-"))?;
+        let (deb, _) = self.fetch(&package)?;
+        let _step = Step::spinner(&format!("unpacking {package}"));
+        Ok(deb::extract_sources(deb, paths, dir)?.into_iter().map(|path| (path.clone(), path)).collect())
     }
 
     /// Takes the file whose path ends with `end` out of that of the packages that has it.

@@ -30,6 +30,9 @@ pub enum Wanted<'a> {
     Program(&'a str),
     /// All files whose paths start with one of these. In the guest they are where they are in the package.
     Data(&'a [&'a str]),
+    /// All files whose paths start with one of these, in an archive of sources. The package is a metapackage: the archive is in the one that
+    /// it depends on, whose name has a version at the end, such as `linux-source-6.12`.
+    Sources(&'a [&'a str]),
 }
 
 impl Files {
@@ -80,6 +83,7 @@ impl Files {
         let result = match wanted {
             Wanted::Program(path) => program(&mut packages, package, path, &dir),
             Wanted::Data(paths) => packages.take_under(package, paths, &dir),
+            Wanted::Sources(paths) => packages.take_sources(package, paths, &dir),
         };
         packages.discard()?;
         let files = result?.into_iter().map(|(path, file)| (path, relative.join(file))).collect();
@@ -98,7 +102,7 @@ impl Wanted<'_> {
                 name if name == package => package.to_owned(),
                 name => format!("{package}.{name}"),
             },
-            Self::Data(paths) => format!("{package}.{}", paths.join(",").replace('/', "-")),
+            Self::Data(paths) | Self::Sources(paths) => format!("{package}.{}", paths.join(",").replace('/', "-")),
         }
     }
 }

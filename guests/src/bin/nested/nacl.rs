@@ -14,7 +14,12 @@ use sbi_spec::nacl::{EID_NACL, PROBE_FEATURE, SET_SHMEM, SYNC_CSR, SYNC_HFENCE, 
 const NO_SHMEM: i64 = -9;
 const ALL_OF_THEM: u64 = u64::MAX;
 const VSSCRATCH: u64 = 0x240;
+const VSIE: u64 = 0x204;
+const VSIP: u64 = 0x244;
 const HSTATUS: u64 = 0x600;
+const HIDELEG: u64 = 0x603;
+const HIE: u64 = 0x604;
+const HVIP: u64 = 0x645;
 const HTVAL: u64 = 0x643;
 
 pub fn run_all() {
@@ -62,6 +67,15 @@ fn csrs() -> Check {
     ensure_eq!(call(SYNC_CSR, [ALL_OF_THEM, 0, 0]), 0, "sync_csr of all");
     ensure_eq!(shared.csr(HSTATUS), 0x2_0070_03c0, "hstatus in shared memory has what the CSR takes");
     ensure_eq!((csr::htval::read(), csr::hstatus::read()), (5, 0x2_0070_03c0), "htval and hstatus");
+    reset();
+    // Views of CSRs that are written for the same call: the views' bits are there afterwards.
+    for (csr, value) in [(VSIE, 0x202), (VSIP, 0x2), (HIDELEG, 0x444), (HIE, 0x40), (HVIP, 0x400)] {
+        shared.write(csr, value);
+    }
+    ensure_eq!(call(SYNC_CSR, [ALL_OF_THEM, 0, 0]), 0, "sync_csr of views");
+    let found = (csr::hideleg::read(), csr::hie::read(), csr::hvip::read(), csr::vsie::read(), csr::vsip::read());
+    ensure_eq!(found, (0x444, 0x404, 0x404, 0x202, 0x202), "hideleg, hie, hvip, vsie and vsip");
+    ensure_eq!((shared.csr(HIE), shared.csr(VSIE)), (0x404, 0x202), "hie and vsie in shared memory");
     reset();
     for bad in [0x100, 0x1600, 0x6ff, u64::MAX - 1] {
         ensure_eq!(call(SYNC_CSR, [bad, 0, 0]), -3, "sync_csr of {bad:#x}");

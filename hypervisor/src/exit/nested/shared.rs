@@ -27,7 +27,22 @@ pub(super) const WRITTEN_AT: u64 = 0xf80;
 pub(super) const CSRS_AT: u64 = 0x1000;
 
 /// The CSRs of the extension that there are, by their numbers. Of `hgeip`, which is 0, the shared memory never has anything else.
+///
+/// They are taken up in this order: a CSR follows those that it is a view of, and those that say which of its fields can be written. KVM writes `hideleg`
+/// and `vsie` for one entry, the first one of a vCPU on a hart: the other way round, the vCPU would lose its `vsie`.
 pub(super) const CSRS: [u16; 22] = [
+    number::HSTATUS,
+    number::HEDELEG,
+    number::HIDELEG,
+    number::HIE,
+    number::HTIMEDELTA,
+    number::HCOUNTEREN,
+    number::HGEIE,
+    number::HENVCFG,
+    number::HTVAL,
+    number::HVIP,
+    number::HTINST,
+    number::HGATP,
     number::VSSTATUS,
     number::VSIE,
     number::VSTVEC,
@@ -38,19 +53,6 @@ pub(super) const CSRS: [u16; 22] = [
     number::VSIP,
     number::VSTIMECMP,
     number::VSATP,
-    number::HSTATUS,
-    number::HEDELEG,
-    number::HIDELEG,
-    // Before what is a view of it.
-    number::HIE,
-    number::HTIMEDELTA,
-    number::HCOUNTEREN,
-    number::HGEIE,
-    number::HENVCFG,
-    number::HTVAL,
-    number::HVIP,
-    number::HTINST,
-    number::HGATP,
 ];
 
 /// Returns the place of a CSR in the shared memory.
