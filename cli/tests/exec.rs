@@ -65,12 +65,15 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
 
 #[test]
 fn input_output_and_status_are_the_commands() {
-    let input: Vec<u8> = (0..600_000u32).map(|n| (n * n >> 7) as u8).collect();
+    let input: Vec<u8> = (0..600_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
     let script = "cat; echo problem >&2; exit 9";
     let output = run_with(exec(&[], &["busybox", "sh", "-c", script]), &input);
     assert_eq!(output.status.code(), Some(9), "{}", said(&output));
     assert!(output.stdout == input, "{} bytes", output.stdout.len());
-    assert_eq!(said(&output), "problem\n");
+    // The command may have had to build something first.
+    let errors = said(&output);
+    let own: Vec<_> = errors.lines().filter(|line| !line.starts_with("gnomon: ")).collect();
+    assert_eq!(own, ["problem"]);
     // A program that reads nothing ends nevertheless, and one that a signal ends has its status.
     let output = run_with(
         exec(&["--env", "A=b c"], &["busybox", "sh", "-c", "echo $A $0 $1; kill -SEGV $$", "x y", "z"]),
@@ -156,8 +159,8 @@ fn a_shell_has_a_terminal_with_jobs() {
     std::thread::sleep(Duration::from_millis(500));
     shell.send_control('z').expect("typed");
     shell.exp_string("Stopped").expect("the job");
-    shell.send_line("kill %1; echo x | cat; exit 4").expect("typed");
-    shell.exp_string("x\r\n").expect("output");
+    shell.send_line("kill -KILL %1; wait; echo x | cat; exit 4").expect("typed");
+    shell.exp_regex("\nx\r\n").expect("output");
     shell.exp_eof().expect("its end");
     let status = shell.process().wait().expect("its status");
     assert!(format!("{status:?}").contains("4"), "{status:?}");

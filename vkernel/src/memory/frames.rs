@@ -23,8 +23,14 @@ const NONE: u32 = u32::MAX;
 /// Frames that programs leave to the kernel: one part of so many of all.
 const RESERVE_PART: usize = 64;
 
-/// The first free block of each order.
-type Lists = [u32; TOP as usize + 1];
+/// Free frames.
+#[derive(Debug)]
+struct Lists {
+    /// The first free block of each order.
+    first: [u32; TOP as usize + 1],
+    /// Ranges that were never used. They join the blocks a piece at a time, so that RAM which is not needed is never touched.
+    fresh: ArrayVec<(u32, u32), MOST_RANGES>,
+}
 
 /// All frames.
 #[derive(Debug)]
@@ -36,7 +42,7 @@ struct Frames {
     lists: Mutex<Lists>,
     free: AtomicUsize,
     /// Those that were free at the start.
-    usable: AtomicUsize,
+    usable: usize,
     reserve: usize,
 }
 
@@ -81,25 +87,19 @@ pub unsafe fn start(ram: (u64, u64), used: &[(u64, u64)]) {
         core::slice::from_raw_parts(direct(words).cast::<AtomicU32>(), count)
     };
     let first = (ram.0 / page) as u32;
-    let lists = Mutex::new([NONE; TOP as usize + 1]);
+    let fresh: ArrayVec<_, MOST_RANGES> =
+        free.iter().map(|(start, end)| ((start / page) as u32, (end / page) as u32)).collect();
+    let usable: u32 = fresh.iter().map(|(start, end)| end - start).sum();
+    let lists = Mutex::new(Lists { first: [NONE; TOP as usize + 1], fresh });
     let reserve = count / RESERVE_PART;
-    let all = FRAMES.call_once(|| Frames {
+    FRAMES.call_once(|| Frames {
         first,
         words,
         lists,
-        free: AtomicUsize::new(0),
-        usable: AtomicUsize::new(0),
+        free: AtomicUsize::new(usable as usize),
+        usable: usable as usize,
         reserve,
     });
-    for (start, end) in free {
-        let (mut at, end) = ((start / page) as u32, (end / page) as u32);
-        while at < end {
-            let order = at.trailing_zeros().min((end - at).ilog2()).min(TOP);
-            all.free_block(at, order);
-            at += 1 << order;
-        }
-    }
-    all.usable.store(all.free.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
 /// Returns the address of a frame's first byte.
@@ -137,7 +137,7 @@ impl Frames {
 
     fn link(&self, lists: &mut Lists, frame: u32, order: u32) {
         self.word(frame).store(FREE | order, Ordering::Relaxed);
-        let next = lists[order as usize];
+        let next = lists.first[order as usize];
         // SAFETY: free blocks are the allocator's, under its lock.
         unsafe {
             *self.links(frame) = [next, NONE];
@@ -145,7 +145,7 @@ impl Frames {
                 (*self.links(next))[1] = frame;
             }
         }
-        lists[order as usize] = frame;
+        lists.first[order as usize] = frame;
     }
 
     fn unlink(&self, lists: &mut Lists, frame: u32, order: u32) {
@@ -156,12 +156,24 @@ impl Frames {
                 (*self.links(next))[1] = before;
             }
             if before == NONE {
-                lists[order as usize] = next;
+                lists.first[order as usize] = next;
             } else {
                 (*self.links(before))[0] = next;
             }
         }
         self.word(frame).store(0, Ordering::Relaxed);
+    }
+
+    /// Makes the next frames that were never used a block; `None` if there are none.
+    fn add_fresh(&self, lists: &mut Lists) -> Option<()> {
+        let (start, end) = lists.fresh.first_mut()?;
+        let (at, order) = (*start, start.trailing_zeros().min((*end - *start).ilog2()).min(TOP));
+        *start += 1 << order;
+        if start == end {
+            lists.fresh.remove(0);
+        }
+        self.link(lists, at, order);
+        Some(())
     }
 
     /// Takes a block, if more frames than `keep` stay free.
@@ -170,8 +182,13 @@ impl Frames {
         if self.free.load(Ordering::Relaxed) < keep + (1 << order) {
             return None;
         }
-        let mut found = (order..=TOP).find(|order| lists[*order as usize] != NONE)?;
-        let frame = lists[found as usize];
+        let mut found = loop {
+            match (order..=TOP).find(|order| lists.first[*order as usize] != NONE) {
+                Some(found) => break found,
+                None => self.add_fresh(&mut lists)?,
+            }
+        };
+        let frame = lists.first[found as usize];
         self.unlink(&mut lists, frame, found);
         while found > order {
             found -= 1;
@@ -191,7 +208,7 @@ pub fn take_block(order: u32) -> Option<u32> {
 /// Returns the number of free frames, and of all.
 #[must_use]
 pub fn free_and_all() -> (usize, usize) {
-    (frames().free.load(Ordering::Relaxed), frames().usable.load(Ordering::Relaxed))
+    (frames().free.load(Ordering::Relaxed), frames().usable)
 }
 
 /// Frames for later, so that they can be dropped when no hart uses them any more.
