@@ -23,7 +23,7 @@ static PROC: Once<Arc<dyn Node>> = Once::new();
 pub enum End {
     /// The first process has ended with this status, as a shell has it.
     Status(u8),
-    /// It starts over.
+    /// The VM starts over.
     Again,
 }
 

@@ -24,19 +24,19 @@ const FOLDERS: [&str; 6] = ["bin", "dev", "etc", "proc", "root", "tmp"];
 /// The reason why a program cannot run.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum ProgramError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Unreadable(#[from] IoError),
-    /// It is no program for the VM.
+    /// The file is not a program for the VM.
     #[error("{path} {why}")]
     #[diagnostic(help("{remedy}"))]
     Unfit {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// A description of the file.
         why: &'static str,
-        /// What would fit.
+        /// The remedy.
         remedy: &'static str,
     },
     /// The root directory has no such program.

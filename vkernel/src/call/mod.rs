@@ -284,7 +284,7 @@ impl Task {
         self.files().lock().add(file, closes_at_exec, 0, limit).map(u64::from)
     }
 
-    /// Where the thread is.
+    /// The directories of the thread.
     fn position(&self) -> Position {
         self.thread.position.lock().lock().clone()
     }
@@ -317,7 +317,7 @@ impl Task {
     }
 }
 
-/// Whether a link at the end of a path is followed, by flags.
+/// Returns, by flags, the treatment of a link at the end of a path.
 const fn last(flags: u64) -> Last {
     if flags & linux::AT_SYMLINK_NOFOLLOW as u64 != 0 { Last::Keep } else { Last::Follow }
 }

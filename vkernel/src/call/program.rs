@@ -27,7 +27,7 @@ const PAGE_U64: u64 = PAGE as u64;
 const STACK_TOP: u64 = USER_END - (4 << 20);
 /// The size of the first stack, of which pages are mapped as they are used.
 const STACK_BYTES: u64 = 8 << 20;
-/// Where programs go that may be anywhere, and the programs that load others.
+/// The addresses of programs that may be anywhere, and of loaders.
 const ANYWHERE: u64 = 0x15_5555_4000;
 const LOADER: u64 = 0x2a_aaaa_a000;
 /// The most bytes of arguments and environment.

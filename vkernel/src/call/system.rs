@@ -10,31 +10,29 @@ use crate::task::timers::{self, SECOND};
 use crate::task::{Task, executor};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use linux_raw_sys::{general as linux, prctl, system};
+use linux_raw_sys::{general as linux, prctl};
 
 pub(super) fn name(task: &Task, [to, ..]: Args) -> Result<u64> {
-    let mut name = zeroed::<system::new_utsname>();
-    let set = |field: &mut [core::ffi::c_char], text: &str| {
-        field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte as _);
-    };
-    set(&mut name.sysname, "Linux");
-    set(&mut name.nodename, crate::NAME);
-    set(&mut name.release, crate::RELEASE);
-    set(&mut name.version, "#1 gnomon vkernel");
-    set(&mut name.machine, "riscv64");
-    set(&mut name.domainname, "(none)");
-    task.space.put(to, &name).map(|()| 0)
+    /// Bytes of each field of `struct new_utsname`.
+    const FIELD: usize = 65;
+    let fields = ["Linux", crate::NAME, crate::RELEASE, "#1 gnomon vkernel", "riscv64", "(none)"].map(|text| {
+        let mut field = [0; FIELD];
+        field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
+        field
+    });
+    task.space.put(to, &fields).map(|()| 0)
 }
 
 pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
     let (free, all) = frames::free_and_all();
-    let mut info = zeroed::<system::sysinfo>();
-    info.uptime = (timers::now() / SECOND) as _;
-    info.totalram = (all * frames::PAGE) as _;
-    info.freeram = (free * frames::PAGE) as _;
-    info.procs = process::all().len() as _;
-    info.mem_unit = 1;
-    task.space.put(to, &info).map(|()| 0)
+    // `struct sysinfo`: 14 words, of which some hold smaller fields.
+    let mut words = [0u64; 14];
+    words[0] = timers::now() / SECOND;
+    words[4] = (all * frames::PAGE) as u64;
+    words[5] = (free * frames::PAGE) as u64;
+    words[10] = process::all().len() as u64;
+    words[13] = 1;
+    task.space.put(to, &words).map(|()| 0)
 }
 
 pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {

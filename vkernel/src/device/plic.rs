@@ -10,7 +10,7 @@ const ENABLE_STRIDE: u64 = 0x80;
 const CONTEXT: u64 = 0x20_0000;
 const CONTEXT_STRIDE: u64 = 0x1000;
 
-/// Where the registers are, and the context of the hart that gets interrupts.
+/// The address of the registers, and the context of the hart that gets interrupts.
 struct Plic {
     at: u64,
     context: u64,

@@ -38,7 +38,7 @@ struct Queue {
     number: u16,
     ring: Box<VirtQueue<HeapHal, SIZE>>,
     free: Vec<Box<[u8; BYTES]>>,
-    /// What the device has, by the ring's tokens, with the bytes that are sent.
+    /// Buffers that the device has, by the ring's tokens, with the number of bytes that are sent.
     used: Vec<(u16, Box<[u8; BYTES]>, usize)>,
 }
 

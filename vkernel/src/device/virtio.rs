@@ -1,4 +1,4 @@
-//! What all drivers of virtio devices share.
+//! The common part of all drivers of virtio devices.
 #![expect(unsafe_code, reason = "devices' registers and buffers, by their addresses")]
 
 use crate::machine::{direct, physical};

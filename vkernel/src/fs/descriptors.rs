@@ -27,7 +27,7 @@ pub enum Content {
 pub struct OpenFile {
     /// The content.
     pub content: Content,
-    /// Where it was opened, if it has a name.
+    /// The place at which it was opened, if it has a name.
     pub place: Option<Arc<Place>>,
     /// The position of the next read or write, or of the next entry of a directory.
     pub offset: Mutex<u64>,

@@ -242,7 +242,7 @@ pub trait Node: Debug + Send + Sync {
     }
 }
 
-/// What a stream is ready for, by bits as `poll` has them.
+/// The operations that a stream is ready for: bits as `poll` has them.
 pub type Ready = u32;
 /// Something can be read.
 pub const IN: Ready = linux::POLLIN;

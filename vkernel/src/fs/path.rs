@@ -100,7 +100,7 @@ impl Place {
     }
 }
 
-/// Where a process is.
+/// The directories of a process.
 #[derive(Clone, Debug)]
 pub struct Position {
     /// The current directory.
@@ -120,12 +120,12 @@ pub enum Target {
     Absent(Arc<Place>, String),
 }
 
-/// What is done about a symbolic link at a path's end.
+/// The treatment of a symbolic link at a path's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Last {
-    /// It is followed.
+    /// The link is followed.
     Follow,
-    /// It is the result.
+    /// The link is the result.
     Keep,
 }
 

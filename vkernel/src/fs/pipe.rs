@@ -41,6 +41,8 @@ pub struct End {
     reads: bool,
     writes: bool,
     has_name: bool,
+    /// Set if there was an end of the other kind when this one was opened. It may be gone by the time that the opener looks.
+    had_other: bool,
     /// Ends of the other kind that had been opened before this one.
     seen: u64,
 }
@@ -58,10 +60,11 @@ impl Pipe {
         inner.writers += usize::from(writes);
         inner.read_opens += u64::from(reads);
         inner.write_opens += u64::from(writes);
-        let seen = if reads { inner.write_opens } else { inner.read_opens };
+        let (others, seen) = if reads { (inner.writers, inner.write_opens) } else { (inner.readers, inner.read_opens) };
+        let had_other = others > 0;
         drop(inner);
         self.changed.wake();
-        Arc::new(End { pipe: Arc::clone(self), reads, writes, has_name, seen })
+        Arc::new(End { pipe: Arc::clone(self), reads, writes, has_name, had_other, seen })
     }
 
     /// Makes one, and returns the ends for reading and for writing.
@@ -85,7 +88,7 @@ impl End {
     /// # Errors
     /// `ENXIO` for a writer that is not to wait.
     pub async fn opened(&self, is_nonblocking: bool) -> Result<()> {
-        if !self.has_name || self.reads && self.writes {
+        if !self.has_name || self.had_other || self.reads && self.writes {
             return Ok(());
         }
         let has_other = || {

@@ -63,8 +63,8 @@ pub mod reg {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trap {
-    /// As in `scause`.
+    /// The cause, in the format of `scause`.
     pub cause: u64,
-    /// As in `stval`.
+    /// The trap value, in the format of `stval`.
     pub value: u64,
 }

@@ -337,10 +337,10 @@ pub enum Place {
     IfFree(u64),
 }
 
-/// Where a region may move to.
+/// The addresses that a region may move to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Remap {
-    /// It stays.
+    /// The region stays.
     InPlace,
     /// To any free address.
     Anywhere,

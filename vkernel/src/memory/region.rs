@@ -53,7 +53,7 @@ impl Region {
         Self { end: bytes, rights, is_shared: false, source: Source::Anonymous, name: Name::Anonymous }
     }
 
-    /// The same content from a later address on.
+    /// Returns the rest of the region from a later address on.
     pub(super) fn from(&self, bytes: u64) -> Self {
         let mut rest = self.clone();
         if let Source::Object(_, first) = &mut rest.source {

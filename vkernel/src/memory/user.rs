@@ -43,8 +43,6 @@ plain! {
     linux_raw_sys::general::statx,
     linux_raw_sys::general::termios2,
     linux_raw_sys::general::winsize,
-    linux_raw_sys::system::new_utsname,
-    linux_raw_sys::system::sysinfo,
 }
 
 // SAFETY: an array of plain values is one.

@@ -22,7 +22,7 @@ const MOST_THREADS: usize = 4096;
 /// The end of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitStatus {
-    /// It has ended with this status.
+    /// The process has ended with this status.
     Exited(u8),
     /// A signal has ended it.
     Killed(u32),
@@ -42,11 +42,11 @@ impl ExitStatus {
 /// A change of a child's state that its parent has not waited for yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It has ended.
+    /// The process has ended.
     Ended(ExitStatus),
     /// A signal has stopped it.
     Stopped(u32),
-    /// It runs again.
+    /// The process runs again.
     Continued,
 }
 

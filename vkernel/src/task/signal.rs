@@ -53,7 +53,7 @@ const IGNORED: u64 = bit(number::CHLD) | bit(number::URG) | bit(number::WINCH) |
 const FAULTS: u64 =
     bit(number::SEGV) | bit(number::BUS) | bit(number::ILL) | bit(number::TRAP) | bit(number::FPE) | bit(number::SYS);
 
-/// What a process does about a signal.
+/// The action of a process for a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Action {
     /// The handler's address; 0 for the default, 1 to ignore the signal.
