@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const PATIENCE_MS: u64 = 120_000;
+const PATIENCE_MS: u64 = 400_000;
 const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
 /// Programs whose output is the same on every kernel.
 const PROGRAMS: &str = include_str!("exec/programs.sh");
@@ -15,7 +15,7 @@ const PROGRAMS: &str = include_str!("exec/programs.sh");
 /// `gnomon exec`, with options before the program.
 fn exec(options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
-    command.args(["exec", "--timeout", "120"]).args(options).args(program).stdin(Stdio::null());
+    command.args(["exec", "--timeout", "400"]).args(options).args(program).stdin(Stdio::null());
     command
 }
 

@@ -22,6 +22,7 @@ use crate::fs::descriptors::OpenFile;
 use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
+use crate::memory::frames;
 use crate::task::{Task, Thread};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -52,7 +53,9 @@ pub fn light(thread: &Thread, number: u64) -> Option<u64> {
 /// Handles a call of the program.
 pub async fn handle(task: &mut Task) {
     let (number, args) = (task.context.x[reg::A7] as u32, task.context.args());
-    let result = match quick(task, number, args) {
+    let quickly =
+        if frames::is_short() && takes_memory(number) { Some(Err(Errno::NOMEM)) } else { quick(task, number, args) };
+    let result = match quickly {
         Some(result) => result,
         None => {
             task.leave_hart();
@@ -63,6 +66,38 @@ pub async fn handle(task: &mut Task) {
         task.call = Some(args[0]);
     }
     task.context.x[reg::A0] = result.unwrap_or_else(Errno::to_register);
+}
+
+/// Returns whether a call makes something that takes memory of the kernel's.
+const fn takes_memory(number: u32) -> bool {
+    matches!(
+        number,
+        linux::__NR_clone
+            | linux::__NR_clone3
+            | linux::__NR_execve
+            | linux::__NR_execveat
+            | linux::__NR_openat
+            | linux::__NR_pipe2
+            | linux::__NR_eventfd2
+            | linux::__NR_timerfd_create
+            | linux::__NR_epoll_create1
+            | linux::__NR_epoll_ctl
+            | linux::__NR_memfd_create
+            | linux::__NR_mmap
+            | linux::__NR_mprotect
+            | linux::__NR_mremap
+            | linux::__NR_mkdirat
+            | linux::__NR_mknodat
+            | linux::__NR_symlinkat
+            | linux::__NR_linkat
+            | linux::__NR_setitimer
+            | linux::__NR_timerfd_settime
+            | linux::__NR_write
+            | linux::__NR_writev
+            | linux::__NR_pwrite64
+            | linux::__NR_sendfile
+            | linux::__NR_copy_file_range
+    )
 }
 
 /// Handles a call that does not wait; `None` if it may have to.

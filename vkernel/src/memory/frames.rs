@@ -211,6 +211,12 @@ pub fn free_and_all() -> (usize, usize) {
     (frames().free.load(Ordering::Relaxed), frames().usable)
 }
 
+/// Returns whether the kernel itself may soon be without memory. Calls that make something fail then.
+#[must_use]
+pub fn is_short() -> bool {
+    frames().free.load(Ordering::Relaxed) < frames().reserve / 2
+}
+
 /// Frames for later, so that they can be dropped when no hart uses them any more.
 pub type Freed = Vec<Frame>;
 
