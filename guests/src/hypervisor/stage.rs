@@ -44,6 +44,12 @@ impl Stage {
         self.small.0[(at >> 12 & 511) as usize].store(leaf(to, flags), Relaxed);
     }
 
+    /// Returns its entry for a page of the first 2 MiB.
+    #[must_use]
+    pub fn entry(&self, at: u64) -> u64 {
+        self.small.0[(at >> 12 & 511) as usize].load(Relaxed)
+    }
+
     /// Puts a table below the root, for the GiB from `at` on. No fence.
     pub fn link(&self, at: u64, table: &Page) {
         self.root[0].0[(at >> 30) as usize].store(pointer(table.address()), Relaxed);
@@ -52,6 +58,11 @@ impl Stage {
     /// Maps 2 MiB. No fence.
     pub fn map_mega(&self, at: u64, to: u64, flags: PteFlags) {
         self.mega.0[(at >> 21 & 511) as usize].store(leaf(to, flags), Relaxed);
+    }
+
+    /// Maps 2 MiB by a table of pages. No fence.
+    pub fn link_mega(&self, at: u64, table: &Page) {
+        self.mega.0[(at >> 21 & 511) as usize].store(pointer(table.address()), Relaxed);
     }
 
     /// Returns a stage of the same tables with another VMID.

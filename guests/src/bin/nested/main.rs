@@ -4,6 +4,7 @@
 #![no_main]
 #![expect(unsafe_code, reason = "hypervisor CSRs and instructions")]
 
+mod dirty;
 mod interrupts;
 mod memory;
 mod nacl;
@@ -27,6 +28,7 @@ fn main() {
     run("nested/csrs", csrs);
     traps::run_all();
     memory::run_all();
+    dirty::run_all();
     interrupts::run_all();
     runs::run_all();
     nacl::run_all();
