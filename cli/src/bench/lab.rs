@@ -10,7 +10,7 @@ use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::host::words::sha256;
 use crate::machine::board::{Clock, HExtension, Seat};
-use crate::machine::disk::{Disk, DiskSpec, Snapshot, Use};
+use crate::machine::disk::{Disk, DiskSpec, Use};
 use crate::machine::meter::{MeterSpec, Metered};
 use crate::machine::net::Network;
 use crate::machine::process::{Machine, Next, Outcome, Stopped};
@@ -21,8 +21,6 @@ use crate::subject::bare::{self, BareSpec};
 use crate::subject::kvm::{KvmGuest, KvmHost, KvmKernel, Thp};
 use crate::subject::workload::{Devices, Services};
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
-use crate::vm::root::Roots;
-use abi::bundle::ConsoleMode;
 use abi::record::EndReason;
 use abi::report::{self, Line};
 use meter::args::Level;
@@ -454,13 +452,6 @@ fn commit(root: &Path) -> String {
 fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> RunSpec {
     let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
     RunSpec {
-        files: vec![gnomon.variant.applied_to(vm)],
-        options: VmFile::default(),
-        host_memory: None,
-        swap: None,
-        snapshot: Snapshot::No,
-        forwards: vec![],
-        roots: Roots::default(),
         settings: keeping
             .settings()
             .into_iter()
@@ -469,12 +460,8 @@ fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> Run
         harts: Some(harts),
         h: gnomon.variant.h,
         seat: gnomon.seat,
-        exec: None,
         clock: Clock::Instructions,
-        meter: None,
-        qemu_args: Vec::new(),
-        console: ConsoleMode::Lines,
-        terminal: None,
+        ..RunSpec::of(vec![gnomon.variant.applied_to(vm)])
     }
 }
 

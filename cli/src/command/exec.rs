@@ -6,11 +6,8 @@ use crate::host::build;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
-use crate::machine::disk::Snapshot;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
-use crate::vm::root::Roots;
-use abi::bundle::ConsoleMode;
 use abi::exec::{PORT, Start};
 use abi::vmspace::Way;
 use clap::Args;
@@ -147,23 +144,10 @@ impl ExecArgs {
             ..VmFile::default()
         };
         Ok(RunSpec {
-            files: vec![file],
-            options: VmFile::default(),
-            host_memory: None,
-            swap: None,
-            snapshot: Snapshot::No,
-            forwards: Vec::new(),
-            roots: Roots::default(),
-            settings: Vec::new(),
-            harts: None,
             h: if self.no_h { HExtension::Absent } else { HExtension::Present },
             seat: self.seat,
-            exec: None,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
-            meter: None,
-            qemu_args: Vec::new(),
-            console: ConsoleMode::Lines,
-            terminal: None,
+            ..RunSpec::of(vec![file])
         })
     }
 }

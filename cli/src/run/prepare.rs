@@ -462,34 +462,14 @@ fn rng_seed(vm: &VmSpec, clock: Clock) -> miette::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::disk::Snapshot;
     use crate::vm::file::VmFile;
-    use crate::vm::root::Roots;
 
     fn vm(options: &VmFile) -> VmSpec {
         VmSpec::settle(vec![], options, false).expect("valid").remove(0)
     }
 
     fn spec() -> RunSpec {
-        RunSpec {
-            files: vec![],
-            options: VmFile::default(),
-            host_memory: None,
-            swap: None,
-            snapshot: Snapshot::No,
-            forwards: vec![],
-            roots: Roots::default(),
-            settings: vec![],
-            harts: None,
-            h: HExtension::Present,
-            seat: Seat::Firmware,
-            exec: None,
-            clock: Clock::Real,
-            meter: None,
-            qemu_args: vec![],
-            console: ConsoleMode::Lines,
-            terminal: None,
-        }
+        RunSpec::of(vec![])
     }
 
     #[test]

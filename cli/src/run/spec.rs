@@ -84,6 +84,30 @@ pub enum Reach {
 }
 
 impl RunSpec {
+    /// A run of these VMs that nothing else is said of: in the firmware seat, on harts with H, in real time, without commands and a terminal.
+    #[must_use]
+    pub fn of(files: Vec<VmFile>) -> Self {
+        Self {
+            files,
+            options: VmFile::default(),
+            host_memory: None,
+            swap: None,
+            snapshot: Snapshot::No,
+            forwards: Vec::new(),
+            roots: Roots::default(),
+            settings: Vec::new(),
+            harts: None,
+            h: HExtension::Present,
+            seat: Seat::Firmware,
+            exec: None,
+            clock: Clock::Real,
+            meter: None,
+            qemu_args: Vec::new(),
+            console: ConsoleMode::Lines,
+            terminal: None,
+        }
+    }
+
     /// The console mode that suits: attached if a person sits there and no commands are given.
     #[must_use]
     pub fn console_mode(exec: Option<&str>) -> ConsoleMode {

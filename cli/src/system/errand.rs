@@ -1,14 +1,10 @@
 //! Errands: commands for the shell of a guest that Gnomon starts for itself, with files as its disks.
 
-use crate::machine::board::{Clock, HExtension, Seat};
-use crate::machine::disk::Snapshot;
 use crate::machine::process::{Machine, Next};
 use crate::machine::stream::{Part, Piece};
 use crate::run::console::{ExecDemux, ExecEvent, Tail};
 use crate::run::{self, RunSpec};
 use crate::vm::file::VmFile;
-use crate::vm::root::Roots;
-use abi::bundle::ConsoleMode;
 use std::time::{Duration, Instant};
 
 /// The guest says something more often than that, or has come to its end.
@@ -22,25 +18,7 @@ const LAST: usize = 5;
 /// # Errors
 /// Whatever kept the VM from starting.
 pub fn run(vm: VmFile, commands: String, mut said: impl FnMut(&str)) -> miette::Result<Option<String>> {
-    let spec = RunSpec {
-        files: vec![vm],
-        options: VmFile::default(),
-        host_memory: None,
-        swap: None,
-        snapshot: Snapshot::No,
-        forwards: Vec::new(),
-        roots: Roots::default(),
-        settings: Vec::new(),
-        harts: None,
-        h: HExtension::Present,
-        seat: Seat::Firmware,
-        exec: Some(commands),
-        clock: Clock::Real,
-        meter: None,
-        qemu_args: Vec::new(),
-        console: ConsoleMode::Lines,
-        terminal: None,
-    };
+    let spec = RunSpec { exec: Some(commands), ..RunSpec::of(vec![vm]) };
     let prepared = run::prepare(&spec, None)?;
     let mut demux = ExecDemux::new(prepared.vms.iter().map(String::as_str));
     let mut tail = Tail::default();

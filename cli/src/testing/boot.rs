@@ -32,7 +32,7 @@ use crate::subject::variant::Variant;
 use crate::subject::workload::{HugePages, Scale};
 use crate::system;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
-use crate::vm::root::{Root, Roots};
+use crate::vm::root::Root;
 use abi::bundle::{ConsoleMode, MmuMode};
 use abi::record::Record;
 use miette::miette;
@@ -216,24 +216,15 @@ pub(super) fn vm_file(case: &Case, kernel: Option<Kernel>, mmu: Option<MmuMode>)
 /// The machine that a case has, with these VMs, each of whose lines says whose it is.
 pub(super) fn machine(case: &Case, seat: Seat, files: Vec<VmFile>) -> RunSpec {
     RunSpec {
-        files,
-        options: VmFile::default(),
         host_memory: case.test.host_memory,
-        swap: None,
-        snapshot: Snapshot::No,
-        forwards: Vec::new(),
-        roots: Roots::default(),
         settings: case.test.set.clone(),
         harts: Some(case.harts),
         h: case.variant.h,
         seat,
-        exec: None,
         // A run with random bytes is never the same, so `--icount` refuses it. Here it is for the shares of time.
         clock: if case.test.rng { Clock::Real } else { clock(&case.test) },
-        meter: None,
         qemu_args: case.test.qemu.clone(),
-        console: ConsoleMode::Lines,
-        terminal: None,
+        ..RunSpec::of(files)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Calls about open files.
 
-use super::{Args, last};
+use super::{Args, CURRENT, last};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::{Content, OpenFile, is_directory};
 use crate::fs::memory::MemoryNode;
@@ -35,7 +35,7 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
             }
         }
     };
-    let file = open_place(task, place, flags)?;
+    let file = open_place(place, flags)?;
     if let Some(pipe) = file.stream().and_then(|stream| stream.as_pipe()) {
         let is_nonblocking = file.is_nonblocking();
         crate::task::wait::interruptible(&task.thread, pipe.opened(is_nonblocking)).await??;
@@ -43,7 +43,7 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
     task.add_file(file, flags & linux::O_CLOEXEC != 0)
 }
 
-fn open_place(_task: &Task, place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
+fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
     let status = place.node.status();
     let writes = flags & linux::O_ACCMODE != linux::O_RDONLY;
     let is_path = flags & linux::O_PATH != 0;
@@ -179,7 +179,7 @@ pub(super) fn status_extended(task: &Task, [fd, path, flags, _, to, _]: Args) ->
 
 pub(super) fn system_status(task: &Task, path: Option<u64>, fd: u32, to: u64) -> Result<u64> {
     match path {
-        Some(path) => drop(task.place(i64::from(linux::AT_FDCWD).cast_unsigned(), path, Last::Follow, 0)?),
+        Some(path) => drop(task.place(CURRENT, path, Last::Follow, 0)?),
         None => drop(task.file(u64::from(fd))?),
     }
     let (free, all) = crate::memory::frames::free_and_all();
@@ -341,7 +341,7 @@ pub(super) fn truncate_open(task: &Task, [fd, bytes, ..]: Args) -> Result<u64> {
 }
 
 pub(super) fn truncate(task: &Task, [path, bytes, ..]: Args) -> Result<u64> {
-    let place = task.place(i64::from(linux::AT_FDCWD).cast_unsigned(), path, Last::Follow, 0)?;
+    let place = task.place(CURRENT, path, Last::Follow, 0)?;
     if place.node.status().kind == Kind::Directory {
         return Err(Errno::ISDIR);
     }

@@ -8,14 +8,6 @@ use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
 
-/// The process with a number, 0 for the caller's.
-fn named(task: &Task, pid: u64) -> Result<Arc<Process>> {
-    match pid as u32 {
-        0 => Ok(Arc::clone(&task.thread.process)),
-        pid => process::find(pid).ok_or(Errno::SRCH),
-    }
-}
-
 pub(super) fn call(task: &Task, number: u32, a: Args) -> Result<u64> {
     let own = &task.thread.process;
     let mut identity = own.identity.lock();
@@ -87,8 +79,8 @@ pub(super) fn call(task: &Task, number: u32, a: Args) -> Result<u64> {
 fn group(task: &Task, number: u32, a: Args) -> Result<u64> {
     let own = &task.thread.process;
     match number {
-        linux::__NR_getpgid => Ok(named(task, a[0])?.group().into()),
-        linux::__NR_getsid => Ok(named(task, a[0])?.session().into()),
+        linux::__NR_getpgid => Ok(task.process(a[0])?.group().into()),
+        linux::__NR_getsid => Ok(task.process(a[0])?.session().into()),
         linux::__NR_setsid => {
             let leads = process::all().iter().any(|other| other.group() == own.pid);
             if leads {
@@ -98,7 +90,7 @@ fn group(task: &Task, number: u32, a: Args) -> Result<u64> {
             Ok(own.pid.into())
         }
         linux::__NR_setpgid => {
-            let target = named(task, a[0])?;
+            let target = task.process(a[0])?;
             let is_child = target.parent().is_some_and(|parent| parent.pid == own.pid);
             if target.pid != own.pid && !is_child {
                 return Err(Errno::SRCH);

@@ -23,6 +23,7 @@ use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
 use crate::memory::frames;
+use crate::task::process::{self, Process};
 use crate::task::{Task, Thread};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -34,6 +35,9 @@ use spin::Mutex;
 
 /// The arguments of a call.
 type Args = [u64; 6];
+
+/// The descriptor that stands for the current directory.
+const CURRENT: u64 = (linux::AT_FDCWD as i64).cast_unsigned();
 
 /// Calls of numbers that the kernel does not have: a bit for each that was named.
 static UNKNOWN: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
@@ -242,7 +246,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_sched_get_priority_max | linux::__NR_sched_get_priority_min => Ok(0),
         linux::__NR_getpriority => Ok(20),
         linux::__NR_getcpu => system::hart(task, a),
-        linux::__NR_membarrier => system::barrier(task, a),
+        linux::__NR_membarrier => system::barrier(a),
         #[cfg(feature = "machine")]
         linux::__NR_riscv_hwprobe => system::probe(task, a),
         linux::__NR_personality => Ok(0),
@@ -253,7 +257,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         #[cfg(feature = "machine")]
         linux::__NR_bind..=linux::__NR_recvmsg => task.file(a[0]).and(Err(Errno::NOTSOCK)),
         linux::__NR_rseq => Err(Errno::NOSYS),
-        linux::__NR_reboot => system::reboot(task, a),
+        linux::__NR_reboot => system::reboot(a),
         _ => return None,
     })
 }
@@ -275,7 +279,7 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_futex => Box::pin(futex::wait(task, a)).await,
         linux::__NR_clone => Box::pin(fork::clone(task, a)).await,
         linux::__NR_clone3 => Box::pin(fork::clone_extended(task, a)).await,
-        linux::__NR_execve => Box::pin(program::execute(task, [u64::MAX, a[0], a[1], a[2], 0, 0])).await,
+        linux::__NR_execve => Box::pin(program::execute(task, [CURRENT, a[0], a[1], a[2], 0, 0])).await,
         linux::__NR_execveat => Box::pin(program::execute(task, a)).await,
         linux::__NR_wait4 => Box::pin(wait::wait4(task, a)).await,
         linux::__NR_waitid => Box::pin(wait::waitid(task, a)).await,
@@ -311,6 +315,14 @@ impl Task {
     /// The file of a descriptor.
     fn file(&self, fd: u64) -> Result<Arc<OpenFile>> {
         self.thread.files.lock().lock().get(fd as u32)
+    }
+
+    /// The process with a number, 0 for the caller's.
+    fn process(&self, pid: u64) -> Result<Arc<Process>> {
+        match pid as u32 {
+            0 => Ok(Arc::clone(&self.thread.process)),
+            pid => process::find(pid).ok_or(Errno::SRCH),
+        }
     }
 
     /// Gives a file the least free descriptor.

@@ -1,6 +1,6 @@
 //! Calls about names of files.
 
-use super::{Args, last};
+use super::{Args, CURRENT, last};
 use crate::errno::{Errno, Result};
 use crate::fs::path::{self, Last, Place, Position};
 use crate::fs::{Attribute, Kind, New, Node, memory::MemoryNode};
@@ -172,9 +172,6 @@ fn enter(task: &Task, place: Arc<Place>) -> Result<u64> {
     task.thread.position.lock().lock().current = place;
     Ok(0)
 }
-
-/// The descriptor that stands for the current directory.
-const CURRENT: u64 = (linux::AT_FDCWD as i64).cast_unsigned();
 
 pub(super) fn change_directory(task: &Task, [path, ..]: Args) -> Result<u64> {
     enter(task, task.place(CURRENT, path, Last::Follow, 0)?)

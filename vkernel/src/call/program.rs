@@ -17,7 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use linux_raw_sys::{auxvec, general as linux};
+use linux_raw_sys::auxvec;
 use object::LittleEndian;
 use object::elf::{self, FileHeader64, ProgramHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -342,7 +342,6 @@ fn strings(task: &Task, at: u64, all: &mut usize) -> Result<Vec<Vec<u8>>> {
 }
 
 pub(super) async fn execute(task: &mut Task, [fd, path, arguments, environment, flags, _]: Args) -> Result<u64> {
-    let fd = if fd == u64::MAX { i64::from(linux::AT_FDCWD).cast_unsigned() } else { fd };
     let place = task.place(fd, path, last(flags), flags)?;
     if place.node.status().kind == Kind::Directory {
         return Err(Errno::ACCES);

@@ -7,6 +7,7 @@ use crate::task::signal::{self, Action, AltStack, Info, LAST, UNBLOCKABLE, bit};
 use crate::task::wait::{before, interruptible};
 use crate::task::{Task, timers};
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::task::Poll;
 use linux_raw_sys::general as linux;
 
@@ -95,35 +96,20 @@ pub(super) fn kill(task: &Task, [pid, signal, ..]: Args) -> Result<u64> {
         return Err(Errno::INVAL);
     }
     let own = &task.thread.process;
-    let info = |signal: u32| Info::from(own, signal);
-    let send = |process: &Arc<Process>| {
-        if signal as u32 != 0 {
-            signal::send(process, info(signal as u32));
-        }
+    let is_other =
+        |process: &Arc<Process>| process.pid != process::KERNEL && process.pid != own.pid && !process.is_dead();
+    let receivers: Vec<_> = match pid as i32 {
+        0 => process::members(own.group()).collect(),
+        -1 => process::all().into_iter().filter(is_other).collect(),
+        pid if pid < 0 => process::members(pid.unsigned_abs()).collect(),
+        pid => process::find(pid as u32).into_iter().collect(),
     };
-    match pid as i32 {
-        0 => to_group(own.group(), &send),
-        -1 => {
-            let others = process::all()
-                .into_iter()
-                .filter(|process| process.pid != 1 && process.pid != own.pid && !process.is_dead());
-            if others.map(|process| send(&process)).count() == 0 { Err(Errno::SRCH) } else { Ok(0) }
-        }
-        pid if pid < 0 => to_group(pid.unsigned_abs(), &send),
-        pid => {
-            let process = process::find(pid as u32).ok_or(Errno::SRCH)?;
-            if process.pid != 1 {
-                send(&process);
-            }
-            Ok(0)
-        }
+    if receivers.is_empty() {
+        return Err(Errno::SRCH);
     }
-}
-
-fn to_group(group: u32, send: &impl Fn(&Arc<Process>)) -> Result<u64> {
-    let members =
-        process::all().into_iter().filter(|process| process.group() == group && process.pid != 1 && !process.is_dead());
-    if members.map(|process| send(&process)).count() == 0 { Err(Errno::SRCH) } else { Ok(0) }
+    let sent = receivers.iter().filter(|process| signal as u32 != 0 && process.pid != process::KERNEL);
+    sent.for_each(|process| signal::send(process, Info::from(own, signal as u32)));
+    Ok(0)
 }
 
 pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> Result<u64> {
@@ -141,7 +127,7 @@ pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> R
 
 pub(super) fn queue(task: &Task, [pid, signal, info, ..]: Args) -> Result<u64> {
     let signal = number(signal)?;
-    let process = process::find(pid as u32).filter(|process| process.pid != 1).ok_or(Errno::SRCH)?;
+    let process = process::find(pid as u32).filter(|process| process.pid != process::KERNEL).ok_or(Errno::SRCH)?;
     let bytes = task.space.get::<[u8; 32]>(info)?;
     let code = i32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
     let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|n| bytes[at + n]));

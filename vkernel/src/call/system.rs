@@ -5,10 +5,9 @@ use crate::errno::{Errno, Result};
 use crate::machine;
 use crate::memory::frames;
 use crate::memory::user::zeroed;
-use crate::task::process::{self, Process};
+use crate::task::Task;
+use crate::task::process;
 use crate::task::timers::{self, SECOND};
-use crate::task::{Task, executor};
-use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::{general as linux, prctl};
 
@@ -48,16 +47,8 @@ pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
     Ok(done)
 }
 
-/// The process with a number, 0 for the caller's.
-fn named(task: &Task, pid: u64) -> Result<Arc<Process>> {
-    match pid as u32 {
-        0 => Ok(Arc::clone(&task.thread.process)),
-        pid => process::find(pid).ok_or(Errno::SRCH),
-    }
-}
-
 pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64> {
-    let process = named(task, pid)?;
+    let process = task.process(pid)?;
     let kind = kind as usize;
     let before = *process.limits.lock().get(kind).ok_or(Errno::INVAL)?;
     if new != 0 {
@@ -139,13 +130,9 @@ pub(super) fn hart(task: &Task, [to, node, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
-pub(super) fn barrier(task: &Task, [command, ..]: Args) -> Result<u64> {
+pub(super) fn barrier([command, ..]: Args) -> Result<u64> {
     const QUERY: u64 = 0;
-    if command == QUERY {
-        return Ok(0);
-    }
-    let _ = task;
-    Err(Errno::INVAL)
+    if command == QUERY { Ok(0) } else { Err(Errno::INVAL) }
 }
 
 pub(super) fn probe(task: &Task, [pairs, count, ..]: Args) -> Result<u64> {
@@ -165,11 +152,10 @@ pub(super) fn probe(task: &Task, [pairs, count, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
-pub(super) fn reboot(task: &Task, [magic, magic2, command, ..]: Args) -> Result<u64> {
+pub(super) fn reboot([magic, magic2, command, ..]: Args) -> Result<u64> {
     if magic as u32 != linux::LINUX_REBOOT_MAGIC1 || magic2 as u32 != linux::LINUX_REBOOT_MAGIC2 {
         return Err(Errno::INVAL);
     }
-    let _ = (task, executor::waiting());
     match command as u32 {
         linux::LINUX_REBOOT_CMD_RESTART => crate::boot::end(crate::boot::End::Again),
         linux::LINUX_REBOOT_CMD_HALT | linux::LINUX_REBOOT_CMD_POWER_OFF => {

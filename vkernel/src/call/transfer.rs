@@ -16,6 +16,21 @@ const CHUNK: usize = 16 << 10;
 /// The most bytes of a call.
 const MOST: u64 = 0x7fff_f000;
 
+/// Adds a part's result to what a call has done. Returns whether the call goes on: not behind a part that is shorter than wanted.
+///
+/// # Errors
+/// The part's, if nothing was done before; else the call ends with what it has done.
+fn add(done: &mut u64, wanted: u64, result: Result<u64>) -> Result<bool> {
+    match result {
+        Err(why) if *done == 0 => Err(why),
+        Err(_) => Ok(false),
+        Ok(count) => {
+            *done += count;
+            Ok(count == wanted)
+        }
+    }
+}
+
 /// Reads into the program's memory without waiting.
 fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
     let bytes = bytes.min(MOST);
@@ -33,37 +48,29 @@ fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
     loop {
         let most = buffer.len().min((bytes - done) as usize);
         // So that no bytes are lost to an address that cannot be written.
-        let moved = task.space.check_writable(at + done, most as u64).and_then(|()| file.read_now(&mut buffer[..most]));
-        let count = match moved {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => return Ok(done),
-            Ok(count) => count,
-        };
-        task.space.put_bytes(at + done, &buffer[..count])?;
-        done += count as u64;
-        if count < most || done == bytes {
+        let moved = task.space.check_writable(at + done, most as u64).and_then(|()| {
+            let count = file.read_now(&mut buffer[..most])?;
+            task.space.put_bytes(at + done, &buffer[..count]).map(|()| count as u64)
+        });
+        if !add(&mut done, most as u64, moved)? || done == bytes {
             return Ok(done);
         }
     }
 }
 
 fn read_node(task: &Task, node: &dyn crate::fs::Node, offset: u64, at: u64, bytes: u64) -> Result<u64> {
+    let bytes = bytes.min(MOST);
     let mut buffer = vec![0; CHUNK.min(bytes as usize)];
     let mut done = 0;
-    while done < bytes || bytes == 0 {
+    loop {
         let most = buffer.len().min((bytes - done) as usize);
-        let count = node.read_at(offset + done, &mut buffer[..most])?;
-        match task.space.put_bytes(at + done, &buffer[..count]) {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => break,
-            Ok(()) => {}
-        }
-        done += count as u64;
-        if count < most || count == 0 {
-            break;
+        let moved = node
+            .read_at(offset + done, &mut buffer[..most])
+            .and_then(|count| task.space.put_bytes(at + done, &buffer[..count]).map(|()| count as u64));
+        if !add(&mut done, most as u64, moved)? || done == bytes {
+            return Ok(done);
         }
     }
-    Ok(done)
 }
 
 /// Writes from the program's memory without waiting, as much as there is room for.
@@ -74,15 +81,8 @@ fn write_from(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> 
     loop {
         let most = buffer.len().min((bytes - done) as usize);
         let moved = task.space.get_bytes(at + done, &mut buffer[..most]).and_then(|()| file.write_now(&buffer[..most]));
-        match moved {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => return Ok(done),
-            Ok(count) => {
-                done += count as u64;
-                if count < most || done == bytes {
-                    return Ok(done);
-                }
-            }
+        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes {
+            return Ok(done);
         }
     }
 }
@@ -111,10 +111,6 @@ pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
-    // One that may wait in the middle begins anew where it can.
-    if !file.is_nonblocking() && file.stream().is_some() && file.ready(None) & OUT == 0 {
-        return None;
-    }
     match write_from(task, &file, a[1], a[2]) {
         Err(Errno::AGAIN) if !file.is_nonblocking() => None,
         Ok(count) if count < a[2].min(MOST) && !file.is_nonblocking() && file.stream().is_some() => {
@@ -188,15 +184,8 @@ pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -
             None if done > 0 => read_into(task, &file, at, bytes),
             None => read_file(task, &file, at, bytes).await,
         };
-        match result {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => break,
-            Ok(count) => {
-                done += count;
-                if count < bytes {
-                    break;
-                }
-            }
+        if !add(&mut done, bytes, result)? {
+            break;
         }
     }
     Ok(done)
@@ -210,15 +199,8 @@ pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) 
             Some(offset) => write_node(task, &file, offset + done, at, bytes),
             None => write_file(task, &file, at, bytes, 0).await,
         };
-        match result {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => break,
-            Ok(count) => {
-                done += count;
-                if count < bytes {
-                    break;
-                }
-            }
+        if !add(&mut done, bytes, result)? {
+            break;
         }
     }
     Ok(done)
@@ -232,16 +214,14 @@ fn write_node(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) ->
     let bytes = bytes.min(MOST);
     let mut buffer = vec![0; CHUNK.min(bytes as usize)];
     let mut done = 0;
-    while done < bytes {
+    loop {
         let most = buffer.len().min((bytes - done) as usize);
-        let moved = task.space.get_bytes(at + done, &mut buffer[..most]);
-        match moved.and_then(|()| node.write_at(offset + done, &buffer[..most])) {
-            Err(why) if done == 0 => return Err(why),
-            Err(_) => break,
-            Ok(count) => done += count as u64,
+        let copied = task.space.get_bytes(at + done, &mut buffer[..most]);
+        let moved = copied.and_then(|()| node.write_at(offset + done, &buffer[..most]));
+        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes {
+            return Ok(done);
         }
     }
-    Ok(done)
 }
 
 pub(super) fn read_at(task: &Task, a: Args) -> Result<u64> {
@@ -252,7 +232,7 @@ pub(super) fn read_at(task: &Task, a: Args) -> Result<u64> {
     if a[3] > i64::MAX as u64 {
         return Err(Errno::INVAL);
     }
-    read_node(task, &**file.node()?, a[3], a[1], a[2].min(MOST))
+    read_node(task, &**file.node()?, a[3], a[1], a[2])
 }
 
 pub(super) fn write_at(task: &Task, a: Args) -> Result<u64> {
@@ -262,10 +242,24 @@ pub(super) fn write_at(task: &Task, a: Args) -> Result<u64> {
     write_node(task, &*task.file(a[0])?, a[3], a[1], a[2])
 }
 
+/// The position that a call begins at: the file's, or, if the call names one, a word of the program's.
+fn position(task: &Task, file: &OpenFile, at: u64) -> Result<u64> {
+    if at == 0 { Ok(*file.offset.lock()) } else { task.space.get(at) }
+}
+
+/// Sets that position.
+fn set_position(task: &Task, file: &OpenFile, at: u64, to: u64) -> Result<()> {
+    if at != 0 {
+        return task.space.put(at, &to);
+    }
+    *file.offset.lock() = to;
+    Ok(())
+}
+
 pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
     let (to, from) = (task.file(a[0])?, task.file(a[1])?);
     let node = Arc::clone(from.node().map_err(|_| Errno::INVAL)?);
-    let mut offset = if a[2] == 0 { *from.offset.lock() } else { task.space.get(a[2])? };
+    let mut offset = position(task, &from, a[2])?;
     let mut buffer = vec![0; CHUNK];
     let (mut done, bytes) = (0, a[3].min(MOST));
     'all: while done < bytes {
@@ -293,11 +287,7 @@ pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
         }
         (offset, done) = (offset + count as u64, done + count as u64);
     }
-    if a[2] == 0 {
-        *from.offset.lock() = offset;
-    } else {
-        task.space.put(a[2], &offset)?;
-    }
+    set_position(task, &from, a[2], offset)?;
     Ok(done)
 }
 
@@ -307,8 +297,7 @@ pub(super) fn copy_range(task: &Task, a: Args) -> Result<u64> {
         return Err(Errno::BADF);
     }
     let (source, target) = (from.node().map_err(|_| Errno::INVAL)?, to.node().map_err(|_| Errno::INVAL)?);
-    let place = |file: &OpenFile, at: u64| if at == 0 { Ok(*file.offset.lock()) } else { task.space.get(at) };
-    let (mut read, mut written) = (place(&from, a[1])?, place(&to, a[3])?);
+    let (mut read, mut written) = (position(task, &from, a[1])?, position(task, &to, a[3])?);
     let mut buffer = vec![0; CHUNK];
     let mut done = 0;
     while done < a[4].min(MOST) {
@@ -320,12 +309,7 @@ pub(super) fn copy_range(task: &Task, a: Args) -> Result<u64> {
         let count = target.write_at(written, &buffer[..count])? as u64;
         (read, written, done) = (read + count, written + count, done + count);
     }
-    for (file, at, offset) in [(&from, a[1], read), (&to, a[3], written)] {
-        if at == 0 {
-            *file.offset.lock() = offset;
-        } else {
-            task.space.put(at, &offset)?;
-        }
-    }
+    set_position(task, &from, a[1], read)?;
+    set_position(task, &to, a[3], written)?;
     Ok(done)
 }

@@ -2,10 +2,10 @@
 
 use super::Args;
 use crate::errno::{Errno, Result};
-use crate::memory::user::{bytes_of, zeroed};
-use crate::task::process::{self, Change, ExitStatus, Process};
+use crate::memory::user::zeroed;
+use crate::task::Task;
+use crate::task::process::{self, Change, Process};
 use crate::task::wait::interruptible;
-use crate::task::{Task, signal};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
@@ -114,18 +114,9 @@ pub(super) async fn waitid(task: &mut Task, [kind, id, to, options, ..]: Args) -
     if to != 0 {
         let bytes = match found {
             None => [0; 128],
-            Some((child, change)) => {
-                let (code, value) = match change {
-                    Change::Ended(ExitStatus::Exited(status)) => (linux::CLD_EXITED, u64::from(status)),
-                    Change::Ended(ExitStatus::Killed(signal)) => (linux::CLD_KILLED, u64::from(signal)),
-                    Change::Stopped(signal) => (linux::CLD_STOPPED, u64::from(signal)),
-                    Change::Continued => (linux::CLD_CONTINUED, u64::from(signal::number::CONT)),
-                };
-                let uid = child.identity.lock().uid;
-                signal::Info { signal: signal::number::CHLD, code: code as i32, pid: child.pid, uid, value }.encode()
-            }
+            Some((child, change)) => child.info(change).encode(),
         };
-        task.space.put_bytes(to, bytes_of(&bytes))?;
+        task.space.put_bytes(to, &bytes)?;
     }
     Ok(0)
 }

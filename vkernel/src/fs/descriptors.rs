@@ -33,8 +33,6 @@ pub struct OpenFile {
     pub offset: Mutex<u64>,
     /// `O_` flags.
     flags: AtomicU32,
-    /// Locks of the whole file by `flock`: see [`super::device`].
-    pub lock: Mutex<()>,
 }
 
 impl OpenFile {
@@ -42,7 +40,7 @@ impl OpenFile {
     #[must_use]
     pub fn new(content: Content, place: Option<Arc<Place>>, flags: u32) -> Arc<Self> {
         let flags = flags & !(linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC);
-        Arc::new(Self { content, place, offset: Mutex::new(0), flags: AtomicU32::new(flags), lock: Mutex::new(()) })
+        Arc::new(Self { content, place, offset: Mutex::new(0), flags: AtomicU32::new(flags) })
     }
 
     /// Makes one of a stream without a name.

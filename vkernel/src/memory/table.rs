@@ -5,6 +5,7 @@ use super::frames::{Frame, PAGE};
 use crate::machine::{direct, kernel_root};
 use bitflags::bitflags;
 use core::sync::atomic::{AtomicU64, Ordering};
+use rv::PteFlags;
 
 /// The end of programs' addresses: the lower half of Sv39.
 pub const USER_END: u64 = 1 << 38;
@@ -15,18 +16,18 @@ bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Rights: u64 {
         /// Loads.
-        const R = 1 << 1;
+        const R = PteFlags::R.bits();
         /// Stores.
-        const W = 1 << 2;
+        const W = PteFlags::W.bits();
         /// Fetches.
-        const X = 1 << 3;
+        const X = PteFlags::X.bits();
     }
 }
 
-/// V, U, A and D: set in every leaf, so that the hart never has to set them.
-const LEAF: u64 = 0b1101_0001;
-const VALID: u64 = 1;
-const RIGHTS: u64 = 0b1110;
+/// Set in every leaf, A and D so that the hart never has to set them.
+const LEAF: u64 = VALID | PteFlags::U.union(PteFlags::A).union(PteFlags::D).bits();
+const VALID: u64 = PteFlags::V.bits();
+const RIGHTS: u64 = Rights::all().bits();
 const PPN: u64 = (1 << 44) - 1;
 
 /// A leaf: a page of a program's and the rights to it.
@@ -39,7 +40,7 @@ pub struct Leaf {
 }
 
 /// Marks an entry that has a frame and no rights: V is 0.
-const HELD: u64 = 1 << 8;
+const HELD: u64 = PteFlags::RSW0.bits();
 
 impl Leaf {
     fn encode(self) -> u64 {

@@ -53,12 +53,6 @@ pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     runnable.schedule();
 }
 
-/// Returns the number of tasks that wait for a hart.
-#[must_use]
-pub fn waiting() -> usize {
-    WAITING.load(Ordering::Relaxed)
-}
-
 /// Records that a task begins its turn on this hart.
 pub fn begin_turn() {
     TURN[machine::hart_index()].store(machine::ticks(), Ordering::Relaxed);

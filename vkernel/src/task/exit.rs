@@ -40,7 +40,7 @@ fn process_ends(process: &Arc<Process>) {
     *process.space.lock() = None;
     process.release();
     process.set_dead();
-    let kernel = process::find(1);
+    let kernel = process::find(process::KERNEL);
     let orphans = core::mem::take(&mut *process.children.lock());
     for (pid, child) in orphans {
         let Some(kernel) = &kernel else { break };
@@ -53,7 +53,8 @@ fn process_ends(process: &Arc<Process>) {
     }
     crate::terminal::session_ends(process);
     let parent = process.parent().filter(|parent| !parent.is_dead());
-    let is_waited_for = parent.as_ref().is_some_and(|parent| parent.pid != 1 && !ignores_children(parent));
+    let is_waited_for =
+        parent.as_ref().is_some_and(|parent| parent.pid != process::KERNEL && !ignores_children(parent));
     process.report(Change::Ended(status));
     if !is_waited_for {
         if let Some(parent) = &parent {

@@ -1,6 +1,6 @@
 //! Processes and threads, and the table of all processes.
 
-use super::signal::{Action, Actions, AltStack, LAST, Pending, UNBLOCKABLE};
+use super::signal::{Action, Actions, AltStack, Info, LAST, Pending, UNBLOCKABLE, number};
 use super::wait::WaitQueue;
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::Descriptors;
@@ -16,6 +16,8 @@ use core::task::Waker;
 use linux_raw_sys::general as linux;
 use spin::Mutex;
 
+/// The number of the kernel itself, as a process.
+pub const KERNEL: u32 = 1;
 /// The most threads that there may be: each takes memory of the kernel's.
 const MOST_THREADS: usize = 4096;
 
@@ -184,6 +186,11 @@ pub fn find(pid: u32) -> Option<Arc<Process>> {
     PROCESSES.lock().get(&pid).cloned()
 }
 
+/// Returns the members of a group that have not ended.
+pub fn members(group: u32) -> impl Iterator<Item = Arc<Process>> {
+    all().into_iter().filter(move |process| process.group() == group && process.pid != KERNEL && !process.is_dead())
+}
+
 /// Returns the thread with a number.
 #[must_use]
 pub fn find_thread(tid: u32) -> Option<Arc<Thread>> {
@@ -237,18 +244,14 @@ pub fn give_back_id() {
 }
 
 impl Process {
-    /// The kernel itself, as the parent of processes without one. It has number 1, and waits for every child.
+    /// The kernel itself, as the parent of processes without one. It has number [`KERNEL`], and waits for every child.
     #[must_use]
     pub fn kernel() -> Arc<Self> {
         let _ = new_id();
-        let process = Self::make(1, &Weak::new(), None, default_actions(), 1, 1);
-        process.set_name_of_image("vkernel");
-        PROCESSES.lock().insert(1, Arc::clone(&process));
+        let process = Self::make(KERNEL, &Weak::new(), None, default_actions(), KERNEL, KERNEL);
+        process.image.lock().path = crate::NAME.into();
+        PROCESSES.lock().insert(KERNEL, Arc::clone(&process));
         process
-    }
-
-    fn set_name_of_image(&self, name: &str) {
-        self.image.lock().path = name.into();
     }
 
     fn make(
@@ -273,7 +276,7 @@ impl Process {
             session: AtomicU32::new(session),
             pending: Pending::default(),
             actions,
-            exit_signal: AtomicU32::new(super::signal::number::CHLD),
+            exit_signal: AtomicU32::new(number::CHLD),
             ending: Mutex::default(),
             is_ending: AtomicBool::new(false),
             is_dead: AtomicBool::new(false),
@@ -403,19 +406,24 @@ impl Process {
         let Some(parent) = self.parent() else { return };
         let signal = match change {
             Change::Ended(_) => self.exit_signal.load(Ordering::Relaxed),
-            _ => super::signal::number::CHLD,
+            _ => number::CHLD,
         };
-        if signal != 0 && parent.pid != 1 {
-            let (code, value) = match change {
-                Change::Ended(ExitStatus::Exited(status)) => (linux::CLD_EXITED, u64::from(status)),
-                Change::Ended(ExitStatus::Killed(signal)) => (linux::CLD_KILLED, u64::from(signal)),
-                Change::Stopped(signal) => (linux::CLD_STOPPED, u64::from(signal)),
-                Change::Continued => (linux::CLD_CONTINUED, u64::from(super::signal::number::CONT)),
-            };
-            let uid = self.identity.lock().uid;
-            super::signal::send(&parent, super::signal::Info { signal, code: code as i32, pid: self.pid, uid, value });
+        if signal != 0 && parent.pid != KERNEL {
+            super::signal::send(&parent, Info { signal, ..self.info(change) });
         }
         parent.child_changed.wake();
+    }
+
+    /// Returns the signal by which a parent learns of a change.
+    #[must_use]
+    pub fn info(&self, change: Change) -> Info {
+        let (code, value) = match change {
+            Change::Ended(ExitStatus::Exited(status)) => (linux::CLD_EXITED, u64::from(status)),
+            Change::Ended(ExitStatus::Killed(signal)) => (linux::CLD_KILLED, u64::from(signal)),
+            Change::Stopped(signal) => (linux::CLD_STOPPED, u64::from(signal)),
+            Change::Continued => (linux::CLD_CONTINUED, u64::from(number::CONT)),
+        };
+        Info { signal: number::CHLD, code: code as i32, pid: self.pid, uid: self.identity.lock().uid, value }
     }
 
     /// Discards pending signals of a set, of the process and of all threads.
@@ -546,7 +554,7 @@ impl Thread {
 
     /// Takes a pending signal that is not blocked.
     #[must_use]
-    pub fn take_signal(&self) -> Option<super::signal::Info> {
+    pub fn take_signal(&self) -> Option<Info> {
         let set = !self.mask();
         self.pending.take(set).or_else(|| self.process.pending.take(set))
     }

@@ -37,22 +37,24 @@ pub struct Task {
 
 /// Causes of traps, as in `scause`.
 mod cause {
-    pub const INTERRUPT: u64 = 1 << 63;
-    pub const IPI: u64 = INTERRUPT | 1;
-    pub const TIMER: u64 = INTERRUPT | 5;
-    pub const EXTERNAL: u64 = INTERRUPT | 9;
-    pub const FETCH_MISALIGNED: u64 = 0;
-    pub const FETCH_ACCESS: u64 = 1;
-    pub const ILLEGAL: u64 = 2;
-    pub const BREAKPOINT: u64 = 3;
-    pub const LOAD_MISALIGNED: u64 = 4;
-    pub const LOAD_ACCESS: u64 = 5;
-    pub const STORE_MISALIGNED: u64 = 6;
-    pub const STORE_ACCESS: u64 = 7;
-    pub const CALL: u64 = 8;
-    pub const FETCH_PAGE: u64 = 12;
-    pub const LOAD_PAGE: u64 = 13;
-    pub const STORE_PAGE: u64 = 15;
+    use rv::{Exception, Interrupt};
+
+    const INTERRUPT: u64 = 1 << 63;
+    pub const IPI: u64 = INTERRUPT | Interrupt::SSoft as u64;
+    pub const TIMER: u64 = INTERRUPT | Interrupt::STimer as u64;
+    pub const EXTERNAL: u64 = INTERRUPT | Interrupt::SExternal as u64;
+    pub const FETCH_MISALIGNED: u64 = Exception::FetchMisaligned.code();
+    pub const FETCH_ACCESS: u64 = Exception::FetchAccess.code();
+    pub const ILLEGAL: u64 = Exception::IllegalInstruction.code();
+    pub const BREAKPOINT: u64 = Exception::Breakpoint.code();
+    pub const LOAD_MISALIGNED: u64 = Exception::LoadMisaligned.code();
+    pub const LOAD_ACCESS: u64 = Exception::LoadAccess.code();
+    pub const STORE_MISALIGNED: u64 = Exception::StoreMisaligned.code();
+    pub const STORE_ACCESS: u64 = Exception::StoreAccess.code();
+    pub const CALL: u64 = Exception::EcallFromU.code();
+    pub const FETCH_PAGE: u64 = Exception::FetchPage.code();
+    pub const LOAD_PAGE: u64 = Exception::LoadPage.code();
+    pub const STORE_PAGE: u64 = Exception::StorePage.code();
 }
 
 /// The number of the process that each hart runs; 0 is none.
@@ -102,12 +104,13 @@ async fn run(mut task: Task) {
         if task.thread.has_work() && signal_frame::deliver(&mut task).await.is_break() {
             break;
         }
-        if executor::turn_end().is_some_and(|end| end <= machine::ticks()) {
+        let turn_end = executor::turn_end();
+        if turn_end.is_some_and(|end| end <= machine::ticks()) {
             task.leave_hart();
             executor::yield_now().await;
             continue;
         }
-        let trap = task.enter();
+        let trap = task.enter(turn_end);
         match trap.cause {
             cause::CALL => {
                 task.context.pc += 4;
@@ -126,10 +129,10 @@ async fn run(mut task: Task) {
 }
 
 impl Task {
-    /// Runs the program until it traps.
-    fn enter(&mut self) -> Trap {
+    /// Runs the program until it traps, at the end of the turn at the latest.
+    fn enter(&mut self, turn_end: Option<u64>) -> Trap {
         machine::take_float(&self.float);
-        timers::arm(executor::turn_end());
+        timers::arm(turn_end);
         match translation::way() {
             Way::Soft => machine::run_space(self.space.translation().handle(), &mut self.context),
             _ => machine::enter_user(&mut self.context),

@@ -223,24 +223,23 @@ impl AltStack {
     }
 }
 
-/// Returns what a process does at once about a signal, and whether it is to be added to the pending ones.
-fn prepare(process: &Process, signal: Signal) -> bool {
+/// Does what a signal does to a process even before it is delivered.
+fn prepare(process: &Process, signal: Signal) {
     if signal == number::CONT {
         process.discard_signals(STOPS);
+    }
+    if signal == number::CONT || signal == number::KILL {
         process.go_on();
     }
     if bit(signal) & STOPS != 0 {
         process.discard_signals(bit(number::CONT));
     }
-    if signal == number::KILL {
-        process.go_on();
-    }
-    true
 }
 
 /// Sends a signal to a process: to a thread that has it unblocked, if there is one.
 pub fn send(process: &Arc<Process>, info: Info) {
-    if !prepare(process, info.signal) || is_ignored(process, info.signal) {
+    prepare(process, info.signal);
+    if is_ignored(process, info.signal) {
         return;
     }
     process.pending.add(info);
@@ -256,7 +255,8 @@ pub fn send(process: &Arc<Process>, info: Info) {
 
 /// Sends a signal to a thread.
 pub fn send_to_thread(thread: &Arc<Thread>, info: Info) {
-    if !prepare(&thread.process, info.signal) || is_ignored(&thread.process, info.signal) {
+    prepare(&thread.process, info.signal);
+    if is_ignored(&thread.process, info.signal) {
         return;
     }
     thread.pending.add(info);
@@ -285,8 +285,7 @@ pub fn force(thread: &Arc<Thread>, info: Info) {
     thread.notify();
 }
 
-/// Sends a signal to all processes of a group. Returns whether there is one.
-pub fn send_to_group(group: u32, info: Info) -> bool {
-    let members = super::process::all().into_iter().filter(|process| process.group() == group && !process.is_dead());
-    members.map(|process| send(&process, info)).count() > 0
+/// Sends a signal to all processes of a group.
+pub fn send_to_group(group: u32, info: Info) {
+    super::process::members(group).for_each(|process| send(&process, info));
 }

@@ -5,7 +5,6 @@ use super::run::Task;
 use super::signal::{self, Action, Effect, Info, bit};
 use crate::errno::{Errno, Result};
 use crate::machine::{self, reg};
-use crate::memory::space;
 use alloc::sync::Arc;
 use alloc::vec;
 use core::ops::ControlFlow;
@@ -150,4 +149,3 @@ pub fn return_from_handler(task: &mut Task) -> Result<u64> {
 /// The space of a program begins with code of the kernel's: `rt_sigreturn`.
 pub const RETURN_CODE: [u32; 2] = [0x08b0_0893, 0x0000_0073];
 const _: () = assert!(linux::__NR_rt_sigreturn == 139 || !cfg!(target_arch = "riscv64"));
-const _: () = assert!(space::USER_END == 1 << 38);
