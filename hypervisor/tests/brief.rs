@@ -1,6 +1,6 @@
 //! Brief exits: what they come to is what the same exits come to that are not.
 
-use crate::fake::{self, Event, MEMORY, World, shadow_world, world};
+use crate::fake::{Event, MEMORY, World, shadow_world, world, write_word as write};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::vm::outcome::{Brief, Known, Outcome};
@@ -18,11 +18,6 @@ const SV39: u64 = 8 << 60;
 const ROOTS: [u64; 2] = [GUEST_RAM_BASE, GUEST_RAM_BASE + 0x1000];
 const MIDDLE: u64 = GUEST_RAM_BASE + 0x2000;
 const LOW: u64 = GUEST_RAM_BASE + 0x3000;
-
-fn write(w: &mut World, gpa: u64, value: u64) {
-    let vm = w.run.vm.clone();
-    fake::write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
-}
 
 const fn exit(cause: u64, tval: u64) -> Exit {
     Exit { cause, tval, tval2: 0, tinst: 0 }

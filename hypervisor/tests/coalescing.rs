@@ -1,10 +1,10 @@
 //! Looks at a steered vCPU by its timer: when pages are moved so that one leaf stands for them, and when they are not.
 
-use crate::fake::{self, World, shadow_world};
+use crate::fake::{World, read_word as read, shadow_world, write_word as write};
 use abi::bundle::{GUEST_RAM_BASE, MmuMode};
 use hypervisor::exit::watch;
 use hypervisor::vm::outcome::Outcome;
-use rv::{Addr, Exception, Mode};
+use rv::{Exception, Mode};
 
 const VIRTUAL: u64 = Exception::VirtualInstruction as u64;
 const LOAD: u64 = Exception::LoadAccess as u64;
@@ -20,17 +20,6 @@ const DATA: u64 = ROOT + 1024;
 /// A millisecond of the timebase, and the time between two looks for stuck guests.
 const MS: u64 = 10_000;
 const SECOND: u64 = 1000 * MS;
-
-fn write(w: &mut World, gpa: u64, value: u64) {
-    let vm = w.run.vm.clone();
-    fake::write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).expect("there is RAM");
-}
-
-fn read(w: &mut World, gpa: u64) -> u64 {
-    let (vm, mut bytes) = (w.run.vm.clone(), [0; 8]);
-    fake::read(&w.g, &vm, Addr::new(gpa), &mut bytes, &mut w.hart).expect("there is RAM");
-    u64::from_le_bytes(bytes)
-}
 
 /// Returns the address of word `n` of a page.
 const fn word(page: u64, n: u64) -> u64 {

@@ -3,10 +3,8 @@
 use crate::fake::{self, Event, World, printed, vm_config, world_of};
 use crate::snapshot;
 use abi::bundle::{GUEST_RAM_BASE, L2Tables, MmuMode, VmConfig};
+use abi::control::Answer;
 use abi::control::debug::{Debug, Stopped};
-use abi::control::save::Save;
-use abi::control::{Answer, Request};
-use abi::snapshot::bytes::Bytes;
 use hypervisor::control::debug;
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::exit;
@@ -295,24 +293,8 @@ fn load(w: &mut World) {
 
 /// Takes a snapshot, and makes a machine on which the VM goes on from it, its vCPU on the hart.
 fn kept(w: World, l2: L2Tables) -> World {
-    let World { g, mut hart, run } = w;
-    assert_eq!(snapshot::ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
-    snapshot::leave(&g, run, &mut hart);
-    let saving = snapshot::begin(&g, &mut hart);
-    let (state, pages) = snapshot::take(&g, &mut hart, &saving);
-    let config = VmConfig {
-        nested: true,
-        l2,
-        mmu: Some(MmuMode::TwoStage),
-        segments: snapshot::segments(&pages),
-        restore: Some(Bytes(state.encode())),
-        ..vm_config("l1", 1)
-    };
-    let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
-    snapshot::put(&pages, &mut hart);
-    fake::start_due(&g, &mut hart);
-    let run = g.sched.take(0).unwrap_or_else(|| panic!("{}", printed()));
-    let mut w = World { g, hart, run };
+    let config = VmConfig { nested: true, l2, mmu: Some(MmuMode::TwoStage), ..vm_config("l1", 1) };
+    let mut w = snapshot::carry(w, config).unwrap_or_else(|why| panic!("{why}"));
     load(&mut w);
     w
 }

@@ -1,6 +1,6 @@
 //! Exits of guests on shadow tables, handled on a host.
 
-use crate::fake::{self, Event, MEMORY, World, printed, shadow_world};
+use crate::fake::{self, Event, MEMORY, World, printed, read_word as read, shadow_world, write_word as write};
 use abi::bundle::{GUEST_ENTRY, GUEST_RAM_BASE, MmuMode};
 use abi::root_cache::{EXTENSION, NO_PAGE, SET_PAGE, bytes};
 use hypervisor::device::uart::START as UART;
@@ -30,18 +30,6 @@ const fn satp(funct3: u64, source: u64) -> u64 {
 /// Encodes `sfence.vma` with these registers.
 const fn sfence(rs1: u64, rs2: u64) -> u64 {
     0x1200_0073 | rs2 << 20 | rs1 << 15
-}
-
-fn write(w: &mut World, gpa: u64, value: u64) {
-    let vm = w.run.vm.clone();
-    fake::write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
-}
-
-fn read(w: &mut World, gpa: u64) -> u64 {
-    let mut bytes = [0; 8];
-    let vm = w.run.vm.clone();
-    fake::read(&w.g, &vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
-    u64::from_le_bytes(bytes)
 }
 
 /// Makes a guest with paging on, and RAM mapped one to one.

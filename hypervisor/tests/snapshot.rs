@@ -146,6 +146,24 @@ pub fn segments(pages: &[(u64, Vec<u8>)]) -> Vec<Segment> {
     (1..).zip(pages).map(segment).collect()
 }
 
+/// Takes a snapshot of a VM with one vCPU, and makes a machine on which the VM goes on from it, described by `config`, its vCPU not loaded.
+///
+/// # Errors
+/// What was printed, if the vCPU does not run there.
+pub fn carry(w: World, config: VmConfig) -> Result<World, String> {
+    let World { g, mut hart, run } = w;
+    assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
+    leave(&g, run, &mut hart);
+    let saving = begin(&g, &mut hart);
+    let (state, pages) = take(&g, &mut hart, &saving);
+    let config = VmConfig { segments: segments(&pages), restore: Some(Bytes(state.encode())), ..config };
+    let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
+    put(&pages, &mut hart);
+    fake::start_due(&g, &mut hart);
+    let Some(run) = g.sched.take(0) else { return Err(fake::printed()) };
+    Ok(World { g, hart, run })
+}
+
 /// Puts those pages into the bundle.
 pub fn put(pages: &[(u64, Vec<u8>)], hart: &mut Hart) {
     for (n, (_, bytes)) in (1..).zip(pages) {

@@ -1,11 +1,8 @@
 //! The address-space calls, handled on a host.
 
-use crate::fake::{self, Event, World, shadow_world, vm_config, world_of};
+use crate::fake::{self, Event, World, read_word as read, shadow_world, vm_config, world_of, write_word as write};
 use crate::snapshot;
 use abi::bundle::{GUEST_RAM_BASE, MmuMode, VmConfig};
-use abi::control::save::Save;
-use abi::control::{Answer, Request};
-use abi::snapshot::bytes::Bytes;
 use abi::tunable::Id;
 use abi::vmspace::{
     CAUSE_AT, CREATE, DESTROY, EXTENSION, FLAGS_AT, INFO, INVALIDATE, PC_AT, READ, RUN, SET_ROOT, SWITCH, TVAL_AT,
@@ -29,18 +26,6 @@ const AT: u64 = 0x1000;
 const CONTEXT: u64 = RAM + 0x28_0000;
 const INVALID: i64 = -3;
 const KERNEL: u64 = RAM + 0x40_0100;
-
-fn write(w: &mut World, gpa: u64, value: u64) {
-    let vm = w.run.vm.clone();
-    fake::write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).unwrap();
-}
-
-fn read(w: &mut World, gpa: u64) -> u64 {
-    let mut bytes = [0; 8];
-    let vm = w.run.vm.clone();
-    fake::read(&w.g, &vm, Addr::new(gpa), &mut bytes, &mut w.hart).unwrap();
-    u64::from_le_bytes(bytes)
-}
 
 /// Makes a space with a page for its program. Returns its handle.
 fn space(w: &mut World) -> u64 {
@@ -272,25 +257,10 @@ fn changes_are_posted_to_vcpus_that_have_run_the_space() {
 fn kept(mut w: World, mmu: MmuMode) -> Result<World, String> {
     w.run.bank.mode = w.hart.mode;
     w.run.bank.csrs.vsie = w.hart.vsie;
-    let World { g, mut hart, run } = w;
-    assert_eq!(snapshot::ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);
-    snapshot::leave(&g, run, &mut hart);
-    let saving = snapshot::begin(&g, &mut hart);
-    let (state, pages) = snapshot::take(&g, &mut hart, &saving);
-    let config = VmConfig {
-        mmu: Some(mmu),
-        svvptc: false,
-        segments: snapshot::segments(&pages),
-        restore: Some(Bytes(state.encode())),
-        ..vm_config("vm", 1)
-    };
-    let (g, mut hart) = fake::machine(vec![config], 1, GuestTimer::Sstc);
-    snapshot::put(&pages, &mut hart);
-    fake::start_due(&g, &mut hart);
-    let Some(run) = g.sched.take(0) else { return Err(fake::printed()) };
-    hart.mode = run.bank.mode;
-    hart.vsie = run.bank.csrs.vsie;
-    Ok(World { g, hart, run })
+    let mut w = snapshot::carry(w, VmConfig { mmu: Some(mmu), svvptc: false, ..vm_config("vm", 1) })?;
+    w.hart.mode = w.run.bank.mode;
+    w.hart.vsie = w.run.bank.csrs.vsie;
+    Ok(w)
 }
 
 #[test]

@@ -495,3 +495,16 @@ impl World {
         self.g.frames().usage(Owner::Vm(0)).total()
     }
 }
+
+/// Writes a word of the guest's memory.
+pub fn write_word(w: &mut World, gpa: u64, value: u64) {
+    let vm = w.run.vm.clone();
+    write(&w.g, &vm, Addr::new(gpa), &value.to_le_bytes(), &mut w.hart).expect("there is RAM");
+}
+
+/// Reads a word of the guest's memory.
+pub fn read_word(w: &mut World, gpa: u64) -> u64 {
+    let (vm, mut bytes) = (w.run.vm.clone(), [0; 8]);
+    read(&w.g, &vm, Addr::new(gpa), &mut bytes, &mut w.hart).expect("there is RAM");
+    u64::from_le_bytes(bytes)
+}

@@ -1,7 +1,7 @@
 //! The port by which the host gives input and gets output: a virtio console with several ports (virtio 1.2, 5.3), of which one is used.
 #![expect(unsafe_code, reason = "buffers that the device uses are the driver's until they come back")]
 
-use super::virtio::{HeapHal, notify, open};
+use super::virtio::{self, HeapHal, notify, open};
 use crate::link;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use spin::Mutex;
 use virtio_drivers::queue::VirtQueue;
 use virtio_drivers::transport::mmio::MmioTransport;
-use virtio_drivers::transport::{DeviceStatus, DeviceType, Transport};
+use virtio_drivers::transport::{DeviceType, Transport};
 
 /// Entries of each queue, and as many buffers.
 const SIZE: usize = 4;
@@ -128,8 +128,7 @@ pub fn start(at: u64) -> bool {
     // The first port's queues are the console's.
     let queues = (queue(CONTROL_RECEIVE), queue(CONTROL_TRANSMIT), queue(RECEIVE), queue(TRANSMIT));
     let (Some(control_in), Some(control_out), Some(data_in), Some(data_out)) = queues else { return false };
-    let ready = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER | DeviceStatus::FEATURES_OK | DeviceStatus::DRIVER_OK;
-    transport.set_status(ready);
+    virtio::start(&mut transport);
     let mut driver = Driver { transport, control_in, control_out, data_in, data_out };
     driver.control_in.offer(&mut driver.transport);
     driver.data_in.offer(&mut driver.transport);

@@ -1,51 +1,33 @@
-//! The common part of all drivers of the host's virtio devices.
+//! The host's virtio devices, before their drivers differ.
 
-use alloc::alloc::{alloc_zeroed, dealloc};
+pub use ::virtio::notify;
+use ::virtio::{Addresses, open, start};
 use alloc::boxed::Box;
-use core::alloc::Layout;
-use core::ptr::{self, NonNull};
-use core::sync::atomic::{Ordering, fence};
+use core::ptr;
 use hypervisor::device::virtio::wire::{EVENT_IDX, INDIRECT_DESC};
 use hypervisor::machine::description::VirtioSlot;
-use rv::PAGE_BYTES;
+use virtio_drivers::PhysAddr;
 use virtio_drivers::queue::VirtQueue;
-use virtio_drivers::transport::mmio::{MmioTransport, VirtIOHeader};
-use virtio_drivers::transport::{DeviceStatus, DeviceType, Transport};
-use virtio_drivers::{BufferDirection, Hal, PhysAddr};
+use virtio_drivers::transport::mmio::MmioTransport;
+use virtio_drivers::transport::{DeviceType, Transport};
 
-/// Memory for the driver, whose addresses are physical ones in both seats.
-pub struct HeapHal;
+/// Addresses of Gnomon's, which are physical ones in both seats.
+#[derive(Debug)]
+pub struct Physical;
 
-fn layout(pages: usize) -> Layout {
-    let bytes = pages * PAGE_BYTES as usize;
-    Layout::from_size_align(bytes, PAGE_BYTES as usize).unwrap_or_else(|_| panic!("{pages} pages for a queue"))
+// SAFETY: as said above.
+unsafe impl Addresses for Physical {
+    fn physical(at: *const u8) -> PhysAddr {
+        at.expose_provenance() as u64
+    }
+
+    fn pointer(at: PhysAddr) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(at as usize)
+    }
 }
 
-// SAFETY: the memory is the heap's, and has no other user until it is freed; a physical address that the device is
-// given is that of the buffer.
-unsafe impl Hal for HeapHal {
-    fn dma_alloc(pages: usize, _: BufferDirection) -> (PhysAddr, NonNull<u8>) {
-        // SAFETY: not of size 0.
-        let at = NonNull::new(unsafe { alloc_zeroed(layout(pages)) });
-        at.map_or((0, NonNull::dangling()), |at| (at.as_ptr().expose_provenance() as u64, at))
-    }
-
-    unsafe fn dma_dealloc(_: PhysAddr, at: NonNull<u8>, pages: usize) -> i32 {
-        // SAFETY: by the caller's promise.
-        unsafe { dealloc(at.as_ptr(), layout(pages)) };
-        0
-    }
-
-    unsafe fn mmio_phys_to_virt(at: PhysAddr, _: usize) -> NonNull<u8> {
-        NonNull::new(ptr::with_exposed_provenance_mut(at as usize)).unwrap_or(NonNull::dangling())
-    }
-
-    unsafe fn share(buffer: NonNull<[u8]>, _: BufferDirection) -> PhysAddr {
-        buffer.as_ptr().cast::<u8>().expose_provenance() as u64
-    }
-
-    unsafe fn unshare(_: PhysAddr, _: NonNull<[u8]>, _: BufferDirection) {}
-}
+/// Memory for drivers.
+pub type HeapHal = ::virtio::HeapHal<Physical>;
 
 /// A device with which the driver has agreed on features, and that does nothing yet.
 pub struct Opened {
@@ -57,19 +39,9 @@ pub struct Opened {
 impl Opened {
     /// Opens a device at a place for one, if it is of that kind. It is to have those of its features that are wanted.
     pub fn open(slot: &VirtioSlot, kind: DeviceType, wanted: u64) -> Option<Self> {
-        let header = NonNull::new(ptr::with_exposed_provenance_mut::<VirtIOHeader>(slot.span.start as usize))?;
+        let registers = ptr::with_exposed_provenance_mut(slot.span.start as usize);
         // SAFETY: a virtio-mmio slot that the device tree names, and that no other code uses.
-        let mut transport = unsafe { MmioTransport::new(header, slot.span.bytes as usize) }.ok()?;
-        if transport.device_type() != kind {
-            return None;
-        }
-        transport.set_status(DeviceStatus::empty());
-        let status = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER;
-        transport.set_status(status);
-        let features = transport.read_device_features() & wanted;
-        transport.write_driver_features(features);
-        transport.set_status(status | DeviceStatus::FEATURES_OK);
-        transport.set_guest_page_size(PAGE_BYTES as u32);
+        let (transport, features) = unsafe { open(registers, slot.span.bytes as usize, kind, wanted) }?;
         Some(Self { transport, features })
     }
 
@@ -91,18 +63,7 @@ impl Opened {
 
     /// Lets it work. Returns its registers, and the features.
     pub fn start(mut self) -> (MmioTransport<'static>, u64) {
-        let status = DeviceStatus::ACKNOWLEDGE | DeviceStatus::DRIVER | DeviceStatus::FEATURES_OK;
-        self.transport.set_status(status | DeviceStatus::DRIVER_OK);
+        start(&mut self.transport);
         (self.transport, self.features)
-    }
-}
-
-/// Notifies the device of what was added to `queue`, its queue number `at`, if the device wants to hear of it.
-pub fn notify<const SIZE: usize>(transport: &mut MmioTransport<'_>, queue: &VirtQueue<HeapHal, SIZE>, at: u16) {
-    // The device asks to be notified, and then looks for what was added: one of both sees the other (virtio 1.2, 2.7.13.4.1).
-    // `should_notify` may otherwise be answered before what was added is seen, and the queue stands still.
-    fence(Ordering::SeqCst);
-    if queue.should_notify() {
-        transport.notify(at);
     }
 }
