@@ -355,7 +355,7 @@ fn a_guest_of_a_guest_is_stopped_and_goes_on_elsewhere() {
     let inner = as_a_guest(&scratch, &kernel);
     let args = ["--name", "outer", "--nested", "--svvptc", "off"].into_iter().chain(inner.iter().map(String::as_str));
     let mut run = scratch.run(&args.collect::<Vec<_>>());
-    wait_for(&mut run, "hello");
+    let begun = wait_for(&mut run, "hello");
     let gdb = |script: &str| {
         fs::write(scratch.path("script"), script).expect("a file");
         let words = ["gdb", "--", "-nx", "-batch", "-x", &scratch.text("script")];
@@ -376,7 +376,7 @@ fn a_guest_of_a_guest_is_stopped_and_goes_on_elsewhere() {
         rest = &rest[at + line.len()..];
     }
     scratch.command(&["snapshot", "-o", &file, "--stop"]).success();
-    let first = end(run);
+    let first = begun + &end(run);
     let letters = first.lines().filter(|line| line.len() == 1).count() as u8;
     // The next one comes, on other tables.
     let mut run = scratch.run(&["--restore", &file, "--no-h"]);

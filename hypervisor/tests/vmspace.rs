@@ -130,6 +130,17 @@ fn interrupts_that_the_kernel_has_enabled_end_the_run() {
     assert_eq!(vmspace::settle(&w.g, &mut w.run, &mut w.hart), None);
     is_back_after_timer(&w);
     assert_eq!([CAUSE_AT, PC_AT].map(|at| read(&mut w, CONTEXT + at)), [1 << 63 | 1, AT]);
+    // The comparator alone, whose interrupt the hart has not raised yet.
+    w.hart.lines = 0;
+    assert_eq!(run(&mut w, handle, CONTEXT), None);
+    w.hart.time = w.run.vm.host_time(5000, w.hart.time) - 1;
+    assert_eq!(vmspace::settle(&w.g, &mut w.run, &mut w.hart), None);
+    assert!(w.run.runs_program(), "it is not due yet");
+    w.hart.time += 1;
+    assert_eq!(vmspace::settle(&w.g, &mut w.run, &mut w.hart), None);
+    is_back_after_timer(&w);
+    assert_eq!((read(&mut w, CONTEXT + CAUSE_AT), w.hart.lines), (1 << 63 | 5, 0));
+    w.hart.comparator = u64::MAX;
     // A software event: the kernel makes the call again.
     w.hart.lines = 0;
     assert_eq!(run(&mut w, handle, CONTEXT), None);

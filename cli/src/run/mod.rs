@@ -60,14 +60,20 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
     }
 }
 
+/// Returns the machine of a run, in its sandbox unless the user wants none, which is said loudly.
+fn machine_of(prepared: &Prepared, show: &ShowSpec) -> MachineSpec {
+    let mut spec = prepared.machine.clone();
+    spec.sandbox = !show.is_unconfined;
+    trouble::unconfined(&spec).iter().for_each(|line| tty::say(line));
+    spec
+}
+
 /// Runs what was prepared, on the user's terminal, to its end.
 ///
 /// # Errors
 /// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
-    let mut spec = prepared.machine.clone();
-    spec.sandbox = !show.is_unconfined;
-    trouble::unconfined(&spec).iter().for_each(|line| tty::say(line));
+    let mut spec = machine_of(prepared, show);
     let bridge = reach(prepared, &mut spec, &show.reach)?;
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {

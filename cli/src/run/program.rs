@@ -1,6 +1,6 @@
 //! A run of one program on the vkernel: its input and output are this command's ([`abi::exec::Message`]).
 
-use super::{Prepared, Reach, RunEnd, ShowSpec, reach, report, trouble};
+use super::{Prepared, RunEnd, ShowSpec, machine_of, reach, report, trouble};
 use crate::control::runs::Runs;
 use crate::host::tty::{self, TerminalSize};
 use crate::machine::process::{Machine, MachineError};
@@ -169,10 +169,8 @@ fn forward_input(line: &Line) {
 /// # Errors
 /// If the machine cannot be run.
 pub fn run(prepared: &Prepared, show: &ShowSpec) -> miette::Result<u8> {
-    let mut spec = prepared.machine.clone();
-    spec.sandbox = !show.is_unconfined;
-    trouble::unconfined(&spec).iter().for_each(|line| tty::say(line));
-    let Some(bridge) = reach(prepared, &mut spec, &Reach::As(None))? else {
+    let mut spec = machine_of(prepared, show);
+    let Some(bridge) = reach(prepared, &mut spec, &show.reach)? else {
         return Err(miette::miette!("the run has no control channel"));
     };
     let vm = prepared.vms.first().map_or("", String::as_str);

@@ -157,7 +157,7 @@ const NO_VM: &str = "there is no such VM, or not yet";
 fn counters(g: &Gnomon, whose: Whose) -> Option<Vec<(&'static str, u64)>> {
     let Whose::Vm(number) = whose else { return Some(g.host_counters().into_iter().collect()) };
     let gone = g.vms.reports().iter().find(|report| report.number == number).cloned();
-    Some(gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?)))?.counters)
+    Some(gone.or_else(|| Some(g.report(&*g.vms.numbered(number)?)))?.counters().collect())
 }
 
 /// Returns the host time `ms` milliseconds from now.

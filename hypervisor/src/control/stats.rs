@@ -58,8 +58,7 @@ impl Gnomon {
         drop(gone);
         all.sort_by_key(|report| report.number);
         let named = |(name, count): (&str, u64)| (name.to_string(), count);
-        let told =
-            |report: Report| VmStats { vm: report.name, counters: report.counters.into_iter().map(named).collect() };
+        let told = |report: Report| VmStats { counters: report.counters().map(named).collect(), vm: report.name };
         let vms = all.into_iter().map(told).collect();
         let mut host: BTreeMap<_, _> = host.into_iter().map(named).collect();
         host.insert("vms.gone".into(), gone_count);
@@ -125,7 +124,7 @@ impl Gnomon {
         if vm.vcpus.len() > 1 {
             counters.insert("memory.waits", vm.memory.waits());
         }
-        Report { number: vm.handle.number, name: vm.config.name.clone(), counters: counters.into_iter().collect() }
+        Report::new(vm.handle.number, vm.config.name.clone(), counters)
     }
 }
 

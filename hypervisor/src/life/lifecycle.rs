@@ -75,7 +75,7 @@ fn admit(g: &Gnomon, wish: Wish) -> Result<Arc<Vm>, Refused> {
         lacking(g, &config)
     };
     let problem = problem.or_else(|| snapshot::check(&config, &g.offer).err());
-    let refused = |reason| (Report { number, name: name.clone(), counters: Vec::new() }, reason);
+    let refused = |reason| (Report::new(number, name.clone(), []), reason);
     if let Some(reason) = end.or(problem.map(|message| EndReason::NotStarted { message })) {
         return Err(refused(reason));
     }

@@ -11,6 +11,7 @@ use crate::vm::Vm;
 use crate::vm::tenant::Tenant;
 use abi::bundle::{MAX_VCPUS, MAX_VMS, VmConfig};
 use abi::record::EndReason;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -47,8 +48,29 @@ pub struct Report {
     pub number: u64,
     /// Its name.
     pub name: String,
-    /// The VM's counters.
-    pub counters: Vec<(&'static str, u64)>,
+    /// The names of the VM's counters. Reports that are kept share them.
+    names: Arc<[&'static str]>,
+    /// The counts, in the names' order.
+    counts: Box<[u64]>,
+}
+
+impl Report {
+    /// Returns the report of a VM with that number, name and counters.
+    pub fn new(number: u64, name: String, counters: impl IntoIterator<Item = (&'static str, u64)>) -> Self {
+        let (names, counts): (Vec<_>, Vec<_>) = counters.into_iter().unzip();
+        Self { number, name, names: names.into(), counts: counts.into() }
+    }
+
+    /// Returns the count of that name; `None` if the VM has no such counter.
+    #[must_use]
+    pub fn count(&self, name: &str) -> Option<u64> {
+        self.counters().find(|(known, _)| *known == name).map(|(_, count)| count)
+    }
+
+    /// Returns the VM's counters by name.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.names.iter().copied().zip(self.counts.iter().copied())
+    }
 }
 
 /// All VMs. `docs/invariants.md` has the order of the locks.
@@ -155,9 +177,12 @@ impl Vms {
     }
 
     /// Lets a VM leave its slot, and keeps its report. `None` if it has left already.
-    pub fn move_out(&self, handle: Handle, report: Report) -> Option<Tenant> {
+    pub fn move_out(&self, handle: Handle, mut report: Report) -> Option<Tenant> {
         let mut reports = self.reports();
         let tenant = self.slots.take(handle)?;
+        if let Some(like) = reports.iter().find(|other| other.names == report.names) {
+            report.names = Arc::clone(&like.names);
+        }
         reports.push(report);
         Some(tenant)
     }

@@ -69,8 +69,8 @@ pub fn ask_by(w: &mut World, (device, queue): (u64, u64), chain: &[(u64, u64, u6
 
 /// Returns counters of the VM's, by name.
 pub fn counters<const N: usize>(w: &World, names: [&str; N]) -> [Option<u64>; N] {
-    let all = w.g.report(&w.run.vm).counters;
-    names.map(|name| all.iter().find(|(known, _)| *known == name).map(|(_, count)| *count))
+    let report = w.g.report(&w.run.vm);
+    names.map(|name| report.count(name))
 }
 
 /// Returns the addresses of the rings of that queue, if a device has several: the descriptors, the driver's ring, and

@@ -370,10 +370,7 @@ fn with_small_pages(mmu: MmuMode) -> Rig {
 fn small_pages_become_large_when_memory_is_there_again() {
     for mmu in [MmuMode::TwoStage, MmuMode::Unsync, MmuMode::Lazy] {
         let mut rig = with_small_pages(mmu);
-        let count = |rig: &Rig, name| {
-            let report = rig.g.report(&rig.guests[1].vm);
-            report.counters.iter().find(|(other, _)| *other == name).expect("a counter").1
-        };
+        let count = |rig: &Rig, name| rig.g.report(&rig.guests[1].vm).count(name).expect("a counter");
         assert!(count(&rig, "gstage.anonymous_4k") >= 512, "they came by 4 KiB");
         rig.depart(0, Departure::End(EndReason::Poweroff));
         rig.until("one page of 2 MiB", |rig| count(rig, "gstage.promoted") == 1);

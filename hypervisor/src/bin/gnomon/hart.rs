@@ -465,9 +465,7 @@ impl Hart {
         let (now, spun) = (self.now(), self.spins);
         self.set_spins(false);
         if run.deadline <= now {
-            run.deadline = u64::MAX;
-            run.shared.counters.inject_timer.bump();
-            self.set_timer_interrupt(true);
+            self.raise_timer(&mut run);
         }
         if run.watch.due() <= now
             && let Some(message) = watch::look(self.g, &mut run, (now, self.ticks.watch), self)
@@ -491,6 +489,17 @@ impl Hart {
         run.shared.counters.preemptions.bump();
         self.requeue(run, if spun { now + self.ticks.behind } else { now });
         None
+    }
+
+    /// Raises the timer interrupt of the vCPU, whose deadline has come. With Sstc Gnomon's timer stands in for the vCPU's own comparator only
+    /// while another world runs. If that was a program, it has ended since, or ends by the comparator. While that is raised, QEMU 10.0
+    /// ignores a write of `hvip` that is to clear VSTIP, so `hvip` must not have it.
+    fn raise_timer(&mut self, run: &mut VcpuRun) {
+        run.deadline = u64::MAX;
+        run.shared.counters.inject_timer.bump();
+        if self.g.offer.timer == GuestTimer::Sbi || self.guest.runs_l2() {
+            self.set_timer_interrupt(true);
+        }
     }
 
     /// Returns the host time of the next timer interrupt of the vCPU on this hart.

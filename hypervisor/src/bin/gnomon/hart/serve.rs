@@ -43,9 +43,7 @@ impl Hart {
             run.count_firmware(received::IPI_RECEIVED, 1);
         }
         if posted & request::TIMER != 0 {
-            run.deadline = u64::MAX;
-            run.shared.counters.inject_timer.bump();
-            self.guest.set_line(Line::Timer, true);
+            self.raise_timer(run);
         }
         if posted & request::EXTERNAL != 0 {
             self.guest.set_line(Line::External, run.shared.external.load(Ordering::SeqCst));
