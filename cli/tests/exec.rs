@@ -194,3 +194,57 @@ fn what_cannot_run_is_refused_with_a_remedy() {
     let (status, said) = refused(&["--env", "A"], "busybox");
     assert!(status == Some(2) && said.contains("NAME=VALUE"), "{said}");
 }
+
+#[test]
+fn a_vm_file_names_the_vkernel() {
+    /// Files, three times what may be in memory, with sums that are looked at twice.
+    const LIMITED: &str = r#"kernel = "vkernel"
+memory = "80M"
+limit = "20M"
+vmspace = "soft"
+init = ["busybox", "sh", "-c", """
+for i in $(seq 30); do
+    dd if=/dev/urandom of=/tmp/f$i bs=1M count=2 2>/dev/null
+    md5sum /tmp/f$i >>/tmp/sums
+done
+echo right: $(md5sum -c /tmp/sums | grep -c OK) $(md5sum -c /tmp/sums | grep -c OK)"""]
+"#;
+    /// It starts over once; the host name on the command line is the VM's.
+    const TWICE: &str = r#"kernel = "vkernel"
+vcpus = 2
+after = "limited"
+init = ["busybox", "sh", "-c", '''
+grep -q hostname=twice /proc/cmdline && [ $(ls /tmp | wc -l) = 0 ] && echo begins $hostname
+read line
+echo got $line >/tmp/line
+cat /tmp/line
+[ "$line" != again ] || reboot -f
+cat''']
+"#;
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, text) in [("limited.toml", LIMITED), ("twice.toml", TWICE)] {
+        fs::write(dir.path().join(name), text).expect("written");
+    }
+    let mut run = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    run.args(["run", "limited.toml", "twice.toml", "--swap", "swap.img:128M", "--timeout", "200"]).current_dir(&dir);
+    let mut run = spawn_command(run, Some(PATIENCE_MS)).expect("the command");
+    for line in ["right: 30 30", "begins twice"] {
+        run.exp_string(line).unwrap_or_else(|why| panic!("{line}: {why}"));
+    }
+    run.send_line("again").expect("sent");
+    for line in ["got again", "twice starts over", "begins twice"] {
+        run.exp_string(line).unwrap_or_else(|why| panic!("{line}: {why}"));
+    }
+    // More than waits at most, while nothing reads.
+    run.send_line("then").expect("sent");
+    run.exp_string("got then").expect("the line");
+    for n in 0..120 {
+        run.send_line(&format!("line {n} of {:60}", "many")).expect("sent");
+    }
+    run.send_line("the last").expect("sent");
+    run.exp_string("line 119 of many").expect("all lines");
+    run.exp_string("the last").expect("the last");
+    run.send_control('d').expect("sent");
+    run.exp_string("twice powered off").expect("its end");
+    run.exp_eof().expect("the end");
+}

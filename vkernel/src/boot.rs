@@ -5,7 +5,7 @@ use crate::fs::memory::MemoryNode;
 use crate::fs::path::Place;
 use crate::fs::{New, Node, device, process as proc};
 use crate::task::process;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use spin::Once;
@@ -14,6 +14,7 @@ use spin::Once;
 static HARTS: AtomicUsize = AtomicUsize::new(1);
 /// The process whose end is the end of the VM; 0 before it is there.
 static FIRST: AtomicU32 = AtomicU32::new(0);
+static COMMAND_LINE: Once<String> = Once::new();
 static ROOT: Once<Arc<Place>> = Once::new();
 static DEVICES: Once<Arc<dyn Node>> = Once::new();
 static PROC: Once<Arc<dyn Node>> = Once::new();
@@ -31,6 +32,21 @@ pub enum End {
 #[must_use]
 pub fn harts() -> usize {
     HARTS.load(Ordering::Relaxed)
+}
+
+/// Returns the command line that the VM was started with.
+#[must_use]
+pub fn command_line() -> &'static str {
+    COMMAND_LINE.get().map_or("", String::as_str)
+}
+
+/// Returns the words of a command line that are for the first program: variables of its environment, as Linux passes them on.
+fn variables(line: &str) -> impl Iterator<Item = &str> {
+    const KERNELS_OWN: [&str; 2] = ["console=", "earlycon="];
+    let is_variable = |word: &&str| word.split_once('=').is_some_and(|(name, _)| !name.contains('.'));
+    line.split_ascii_whitespace()
+        .filter(is_variable)
+        .filter(|word| KERNELS_OWN.iter().all(|known| !word.starts_with(known)))
 }
 
 /// Returns the root directory.
@@ -118,3 +134,13 @@ pub fn end(how: End) -> ! {
 mod start;
 #[cfg(feature = "machine")]
 pub use start::{end, main, secondary};
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn words_for_the_first_program() {
+        let line = "console=ttyS0 earlycon=sbi hostname=vm quiet a.b=c LINES=24 X=";
+        assert!(super::variables(line).eq(["hostname=vm", "LINES=24", "X="]));
+        assert!(super::variables("").eq([""; 0]));
+    }
+}

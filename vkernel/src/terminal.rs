@@ -138,7 +138,9 @@ pub fn hang_up() {
 /// Returns whether there is room for input.
 #[must_use]
 pub fn has_room() -> bool {
-    the_terminal().inner.lock().ready.len() < MOST_INPUT
+    let inner = the_terminal().inner.lock();
+    // Of a line that is longer than all that may wait, the rest is lost.
+    inner.ready.is_empty() || inner.edited.len() + inner.ready.len() < MOST_INPUT
 }
 
 /// Sets the size, in rows and columns.
@@ -290,8 +292,8 @@ impl Terminal {
 
 impl Stream for Terminal {
     fn read(&self, to: &mut [u8]) -> Result<usize> {
-        let mut inner = self.inner.lock();
-        let inner = &mut *inner;
+        let mut guard = self.inner.lock();
+        let inner = &mut *guard;
         let most = if inner.settings.is_local(linux::ICANON) {
             let Some(line) = inner.lines.front_mut() else { return Err(Errno::AGAIN) };
             let most = to.len().min(*line);
@@ -308,6 +310,8 @@ impl Stream for Terminal {
         for to in &mut to[..most] {
             *to = inner.ready.pop_front().unwrap_or(0);
         }
+        drop(guard);
+        crate::device::go_on();
         Ok(most)
     }
 

@@ -44,7 +44,7 @@ pub struct RunArgs {
     /// The VM's name
     #[arg(long)]
     name: Option<String>,
-    /// The kernel to boot: `debian`, `u-boot`, `disk` (the system that a disk's boot loader starts), or a Linux Image, ELF file or raw binary
+    /// The kernel to boot: `debian`, `vkernel` (see docs/vkernel.md), `u-boot`, `disk` (the system that a disk's boot loader starts), or a Linux Image, ELF file or raw binary
     #[arg(long, value_name = "FILE")]
     kernel: Option<PathBuf>,
     /// The initial RAM disk: `busybox`, `none`, or a file
@@ -335,6 +335,7 @@ impl RunArgs {
             memory: self.memory,
             vcpus: self.vcpus,
             kernel: self.kernel.map(Kernel::from),
+            init: None,
             initrd: self.initrd.map(Initrd::from),
             root: self.debian.map(|file| Root { file }),
             add: Some(self.add).filter(|files| !files.is_empty()),

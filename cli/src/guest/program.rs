@@ -15,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// The name of Debian's busybox, which need not be a file.
-const BUSYBOX: &str = "busybox";
+pub const BUSYBOX: &str = "busybox";
 /// Directories in which a program of a root directory is looked for.
 const SEARCHED: [&str; 6] = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
 /// Directories that are there in any case.

@@ -6,6 +6,7 @@ use crate::guest::added;
 use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
 use crate::guest::modules::{self, Needs};
+use crate::guest::program;
 use crate::host::build;
 use crate::host::place::{self, IoError, Unnamed, cache, prune};
 use crate::host::sandbox;
@@ -24,6 +25,7 @@ use crate::vm::payload::{Kind, Payload};
 use crate::vm::restore::{self, Restored};
 use crate::vm::spec::{self, SpecError, VmSpec};
 use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
+use abi::exec::Start;
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -278,11 +280,13 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
+        Kernel::Vkernel => build::vkernel()?,
         Kernel::UBoot | Kernel::Disk => provide(Software::UBoot, versions)?,
         Kernel::File(path) => path.clone(),
     };
     let payload = Payload::read(&path)?;
-    let is_linux = payload.kind == Kind::Linux;
+    // The vkernel runs Linux's programs.
+    let is_linux = payload.kind == Kind::Linux || vm.kernel == Kernel::Vkernel;
     if spec.exec.is_some() && !is_linux {
         Err(SpecError::Exec { vm: vm.name.clone(), why: "its kernel is not Linux" })?;
     }
@@ -305,6 +309,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         Err(SpecError::Add(vm.name.clone()))?;
     }
     let bytes = match &initrd {
+        _ if vm.init.is_some() => Some(first_program(vm.init.as_deref().unwrap_or_default())?),
         Initrd::None => None,
         Initrd::File(path) => Some(place::read(path).map_err(IoError::at("read the initrd", path))?),
         Initrd::Busybox => {
@@ -333,6 +338,14 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     // An empty file is no initrd: there is nothing to announce.
     let bytes = bytes.filter(|bytes| !bytes.is_empty());
     Ok(Contents { payload, initrd: bytes, has_own_initramfs: initrd == Initrd::Busybox })
+}
+
+/// Makes the archive of a program, with its arguments, for the vkernel to run on the VM's console.
+fn first_program(words: &[String]) -> miette::Result<Vec<u8>> {
+    let (program, arguments) = words.split_first().ok_or_else(|| miette::miette!("`init` names no program"))?;
+    let mut start = Start::new(b"");
+    start.arguments = arguments.iter().map(|word| word.as_bytes().into()).collect();
+    Ok(program::archive(Path::new(program), None, start)?)
 }
 
 /// Returns whether a kernel of that configuration has everything built in that a virtio console needs.

@@ -1,5 +1,6 @@
 //! VM files: one virtual machine described in TOML. See `docs/vm-file.md`.
 
+use crate::guest::program;
 use crate::host::place;
 use crate::host::size::{MIB, Size};
 use crate::host::words::quoted_path;
@@ -44,6 +45,8 @@ pub struct VmFile {
     pub vcpus: Option<u32>,
     /// The kernel to boot.
     pub kernel: Option<Kernel>,
+    /// The first program of the vkernel, and its arguments.
+    pub init: Option<Vec<String>>,
     /// The initial RAM disk.
     pub initrd: Option<Initrd>,
     /// A whole system as its root.
@@ -135,6 +138,8 @@ impl std::str::FromStr for Balloon {
 pub enum Kernel {
     /// Debian's kernel for riscv64.
     Debian,
+    /// Gnomon's own small kernel, which runs Linux programs.
+    Vkernel,
     /// Debian's U-Boot for S mode.
     UBoot,
     /// The system on its disks, by a boot loader that U-Boot starts.
@@ -147,6 +152,7 @@ impl From<PathBuf> for Kernel {
     fn from(path: PathBuf) -> Self {
         match path.to_str() {
             Some("debian") => Self::Debian,
+            Some("vkernel") => Self::Vkernel,
             Some("u-boot") => Self::UBoot,
             Some("disk") => Self::Disk,
             _ => Self::File(path),
@@ -283,6 +289,13 @@ impl VmFile {
         if let Some(Initrd::File(file)) = &mut vm.initrd {
             *file = dir.join(&*file);
         }
+        if let Some(program) = vm.init.as_mut().and_then(|words| words.first_mut()) {
+            let beside = dir.join(&*program);
+            // Debian's busybox need not be a file.
+            if program != program::BUSYBOX || beside.exists() {
+                *program = beside.to_string_lossy().into_owned();
+            }
+        }
         vm.root.iter_mut().filter_map(|root| root.file.as_mut()).for_each(|file| *file = dir.join(&*file));
         vm.add.iter_mut().flatten().for_each(|file| *file = dir.join(&*file));
         vm.disks.iter_mut().flatten().for_each(|disk| disk.place_in(dir));
@@ -321,6 +334,7 @@ impl VmFile {
             wired: over.wired.or(self.wired),
             vcpus: over.vcpus.or(self.vcpus),
             kernel: over.kernel.or(self.kernel),
+            init: over.init.or(self.init),
             initrd: over.initrd.or(self.initrd),
             root: over.root.or(self.root),
             add: over.add.or(self.add),

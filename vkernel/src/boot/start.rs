@@ -1,6 +1,6 @@
 //! The start of the kernel on the machine, and the end of the VM.
 
-use super::{End, FIRST, HARTS, harts, make_root, mount_systems};
+use super::{COMMAND_LINE, End, FIRST, HARTS, command_line, harts, make_root, mount_systems, variables};
 use crate::call;
 use crate::call::Strings;
 use crate::errno::Errno;
@@ -93,6 +93,16 @@ fn find_clock(tree: &Fdt<'static>) -> Option<u64> {
     clock.reg().ok()??.next()?.address().ok()
 }
 
+/// Returns the command line. It needs the heap.
+fn bootargs(boot: Boot) -> String {
+    let tree = Fdt::new(tree(boot.device_tree)).expect("read before");
+    let Some(property) = tree.find_node("/chosen").and_then(|node| node.property("bootargs")) else {
+        return String::new();
+    };
+    let bytes = property.value();
+    String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned()
+}
+
 /// Finds the devices. It needs the heap.
 fn find_devices(boot: Boot) -> crate::device::Board {
     let tree = Fdt::new(tree(boot.device_tree)).expect("read before");
@@ -103,10 +113,15 @@ fn find_devices(boot: Boot) -> crate::device::Board {
         let Some(at) = at() else { continue };
         if node.name().starts_with("plic@") || node.name().starts_with("interrupt-controller@") {
             board.plic = Some(at);
-        } else if node.name().starts_with("virtio_mmio@")
-            && let Some(source) = node.property("interrupts").map(|property| number(property.value()))
-        {
-            board.virtio.push((at, source as u32));
+            continue;
+        }
+        let Some(source) = node.property("interrupts").map(|property| number(property.value()) as u32) else {
+            continue;
+        };
+        if node.name().starts_with("virtio_mmio@") {
+            board.virtio.push((at, source));
+        } else if node.name().starts_with("serial@") {
+            board.uart = Some((at, source));
         }
     }
     board
@@ -126,6 +141,7 @@ pub fn main(boot: Boot) -> ! {
     let mut used = [(boot.image_start, boot.image_end), facts.tree, facts.archive.unwrap_or((0, 0))];
     used.sort_unstable();
     start_frames(facts.ram, &used);
+    COMMAND_LINE.call_once(|| bootargs(boot));
     machine::use_timer(facts.has_sstc);
     timers::start(facts.per_second, facts.clock.map_or(0, time_of_day));
     crate::random::start(&facts.seed);
@@ -190,7 +206,10 @@ fn start_first(kernel: &Arc<Process>, place: Option<(u64, u64)>) -> core::result
     crate::fs::archive::unpack(place.map_or(&[], archive), &root).map_err(is("the archive"))?;
     mount_systems(&root).map_err(is("the root directory"))?;
     let position = Position { current: Arc::clone(&root), root: Arc::clone(&root), mask: 0o022 };
-    let start = read_start(&root, &position)?;
+    let mut start = read_start(&root, &position)?;
+    if start.io == Io::Console {
+        start.environment.extend(variables(command_line()).map(|word| word.as_bytes().to_vec()));
+    }
     let mut position = position;
     position.current = position.present(&root, &start.directory, Last::Follow).map_err(is(&start.directory))?;
     let path = String::from_utf8_lossy(&start.program).into_owned();

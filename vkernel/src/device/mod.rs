@@ -7,15 +7,19 @@ mod plic;
 #[cfg(feature = "machine")]
 mod port;
 #[cfg(feature = "machine")]
+mod uart;
+#[cfg(feature = "machine")]
 mod virtio;
 
 use crate::{link, machine, terminal};
 
-/// The interrupt controller and the virtio devices' registers: physical addresses and sources.
+/// The registers of the interrupt controller and the devices: physical addresses, and sources.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Board {
     /// The PLIC.
     pub plic: Option<u64>,
+    /// The console's UART.
+    pub uart: Option<(u64, u32)>,
     /// Places of virtio devices.
     pub virtio: alloc::vec::Vec<(u64, u32)>,
 }
@@ -24,6 +28,10 @@ pub struct Board {
 #[cfg(feature = "machine")]
 pub fn start(board: &Board, boot_hart: u64) {
     plic::start(board.plic, boot_hart);
+    if let Some((at, source)) = board.uart {
+        uart::start(at);
+        plic::enable(source);
+    }
     for (at, source) in &board.virtio {
         if port::start(*at) {
             plic::enable(*source);
@@ -31,10 +39,10 @@ pub fn start(board: &Board, boot_hart: u64) {
     }
 }
 
-/// Handles interrupts of devices, and looks for input.
+/// Handles interrupts of devices, and looks for input that comes without one.
 pub fn poll() {
     interrupts();
-    if link::is_used() {
+    if link::is_used() || interrupts_for_input() {
         return;
     }
     let mut bytes = [0; 64];
@@ -55,6 +63,22 @@ fn interrupts() {
     }
 }
 
+/// Returns whether a device interrupts when there is input.
+#[cfg(feature = "machine")]
+fn interrupts_for_input() -> bool {
+    uart::is_used()
+}
+
+/// Lets input come that was held up, if the terminal has room again.
+#[cfg(feature = "machine")]
+pub fn go_on() {
+    uart::go_on();
+}
+
+/// There is no input.
+#[cfg(not(feature = "machine"))]
+pub fn go_on() {}
+
 /// Moves what the host has sent, and what is to be sent to it.
 #[cfg(feature = "machine")]
 pub fn service() {
@@ -63,6 +87,11 @@ pub fn service() {
 
 #[cfg(not(feature = "machine"))]
 fn interrupts() {}
+
+#[cfg(not(feature = "machine"))]
+fn interrupts_for_input() -> bool {
+    false
+}
 
 /// There are no devices.
 #[cfg(not(feature = "machine"))]

@@ -36,8 +36,19 @@ fn directory(
 /// Makes the file system. `own` returns the number of the process that reads it.
 #[must_use]
 pub fn root(own: fn() -> Option<u32>) -> Arc<dyn Node> {
-    const FILES: [&str; 10] =
-        ["cpuinfo", "filesystems", "loadavg", "meminfo", "mounts", "self", "stat", "sys", "uptime", "version"];
+    const FILES: [&str; 11] = [
+        "cmdline",
+        "cpuinfo",
+        "filesystems",
+        "loadavg",
+        "meminfo",
+        "mounts",
+        "self",
+        "stat",
+        "sys",
+        "uptime",
+        "version",
+    ];
     let names = || {
         let numbers = process::all().into_iter().map(|process| process.pid.to_string());
         numbers.chain(FILES.map(String::from)).collect()
@@ -48,8 +59,9 @@ pub fn root(own: fn() -> Option<u32>) -> Arc<dyn Node> {
         }
         Some(match name {
             "self" => link(own()?.to_string(), None),
+            "cmdline" => text(|| format!("{}\n", crate::boot::command_line())),
             "cpuinfo" => text(cpuinfo),
-            "filesystems" => text(|| "nodev\ttmpfs\nnodev\tproc\nnodev\t9p\n".into()),
+            "filesystems" => text(|| "nodev\ttmpfs\nnodev\tproc\n".into()),
             "loadavg" => text(|| format!("0.00 0.00 0.00 1/{} 1\n", process::thread_count())),
             "meminfo" => text(meminfo),
             "mounts" => text(mounts),

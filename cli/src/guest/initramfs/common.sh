@@ -1,9 +1,11 @@
 # What the first process of any of Gnomon's guests does, once it has read this.
 mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mkdir -p /dev/pts
-mount -t devpts devpts /dev/pts
+# The vkernel has none of these, and a /dev of its own.
+has() { grep -qw "$1" /proc/filesystems; }
+! has sysfs || mount -t sysfs sys /sys
+! has devtmpfs || mount -t devtmpfs dev /dev
+! has devpts || { mkdir -p /dev/pts && mount -t devpts devpts /dev/pts; }
+unset -f has
 
 # console: opens it, if it was not there when this process began, as where its driver is a module. Among ports it comes a moment after that.
 console() {

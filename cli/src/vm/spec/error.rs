@@ -167,6 +167,17 @@ pub enum SpecError {
         /// The remedy.
         remedy: &'static str,
     },
+    /// The vkernel cannot run what the VM is to run, or another kernel is given what is for the vkernel.
+    #[error("VM `{vm}` cannot be: {why}")]
+    #[diagnostic(help("{remedy}"))]
+    Vkernel {
+        /// The VM.
+        vm: String,
+        /// The reason.
+        why: &'static str,
+        /// The remedy.
+        remedy: &'static str,
+    },
     /// `--exec` cannot work with this VM.
     #[error("--exec cannot be used with VM `{vm}`: {why}")]
     #[diagnostic(help(

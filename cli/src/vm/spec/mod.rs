@@ -57,6 +57,8 @@ pub struct VmSpec {
     pub root: Option<Root>,
     /// The user's files in the initramfs.
     pub add: Vec<PathBuf>,
+    /// The first program of the vkernel, and its arguments.
+    pub init: Option<Vec<String>>,
     /// The user's addition to the command line.
     pub append: String,
     /// The console that Linux uses.
@@ -122,6 +124,7 @@ impl VmSpec {
             let after = file.after.clone();
             let mut vm = Self::complete(file.clone(), has_exec)?;
             vm.net = Self::card(&vm.name, vms.len(), &file)?;
+            vm.check_vkernel()?;
             let place = |name: &str| vms.iter().position(|other| other.name == name);
             if place(&vm.name).is_some() {
                 return Err(SpecError::Duplicate(vm.name));
@@ -148,6 +151,7 @@ impl VmSpec {
             wired: vm.wired.unwrap_or(false),
             vcpus: vm.vcpus.unwrap_or(1),
             kernel: vm.kernel.unwrap_or(Kernel::Debian),
+            init: vm.init,
             initrd: vm.initrd,
             root: vm.root,
             add: vm.add.unwrap_or_default(),
@@ -217,6 +221,7 @@ impl VmSpec {
             _ if spec.restore.is_some() => "it is restored from a snapshot, and its shell may be busy",
             (Some(Initrd::File(_)), _) => "it has an initrd of its own",
             (Some(Initrd::None), _) => "it has no initrd",
+            _ if spec.init.is_some() => "it has an `init` of its own",
             (_, Kernel::UBoot) => "U-Boot does not run them",
             (_, Kernel::Disk) => "the system on its disk does not run them",
             _ => return Ok(spec),
@@ -245,7 +250,7 @@ impl VmSpec {
     fn check_root(&self) -> Result<(), SpecError> {
         let (why, remedy) = match (&self.kernel, &self.initrd) {
             _ if self.root.is_none() => return Ok(()),
-            (Kernel::UBoot | Kernel::Disk | Kernel::File(_), _) => (
+            (Kernel::UBoot | Kernel::Disk | Kernel::Vkernel | Kernel::File(_), _) => (
                 "it boots a different kernel".to_owned(),
                 "leave out `kernel`: the root only has modules for Debian's kernel",
             ),
@@ -278,6 +283,28 @@ impl VmSpec {
             _ => return Ok(()),
         };
         Err(SpecError::Disk { vm: self.name.clone(), why, remedy })
+    }
+
+    /// Checks a VM whose kernel is the vkernel, and that others have none of its keys.
+    fn check_vkernel(&self) -> Result<(), SpecError> {
+        const LEAVE_OUT: &str = "leave it out, or boot Linux: kernel = \"debian\"";
+        let (why, remedy) = match &self.init {
+            Some(_) if self.kernel != Kernel::Vkernel => {
+                ("`init` is for the vkernel alone", "add `kernel = \"vkernel\"`, or leave out `init`")
+            }
+            _ if self.kernel != Kernel::Vkernel || self.restore.is_some() => return Ok(()),
+            Some(words) if words.is_empty() => ("`init` names no program", "give it one: init = [\"busybox\", \"sh\"]"),
+            Some(_) if self.initrd.is_some() => (
+                "it has an `init` and an `initrd`",
+                "leave out one of them: the first program of an `initrd` is its /init",
+            ),
+            _ if !self.disks.is_empty() => ("the vkernel has no driver for disks", LEAVE_OUT),
+            _ if !self.shares.is_empty() => ("the vkernel has no driver for shares", LEAVE_OUT),
+            _ if self.net.is_some() => ("the vkernel has no driver for networks", LEAVE_OUT),
+            _ if self.console == Console::Virtio => ("the vkernel has no driver for that console", LEAVE_OUT),
+            _ => return Ok(()),
+        };
+        Err(SpecError::Vkernel { vm: self.name.clone(), why, remedy })
     }
 
     fn check_residence(&self) -> Result<(), SpecError> {
@@ -346,6 +373,7 @@ fn default_name(vm: &VmFile) -> String {
     let disk = vm.disks.iter().flatten().next();
     let file = match &vm.kernel {
         None | Some(Kernel::Debian) => return if vm.root.is_some() { "debian" } else { "linux" }.into(),
+        Some(Kernel::Vkernel) => return "vkernel".into(),
         Some(Kernel::UBoot) => return "u-boot".into(),
         Some(Kernel::Disk) => disk.and_then(|disk| disk.file.file_stem()),
         Some(Kernel::File(path)) => path.file_stem(),
@@ -460,6 +488,26 @@ mod tests {
         let own = VmFile { initrd: Some(Initrd::File("x".into())), ..vm.clone() };
         assert!(matches!(settle(own), Err(SpecError::Exec { .. })));
         assert!(matches!(settle(VmFile { kernel: Some(Kernel::UBoot), ..vm }), Err(SpecError::Exec { .. })));
+    }
+
+    #[test]
+    fn the_vkernel_has_keys_of_its_own_and_few_devices() {
+        let vm = || VmFile { kernel: Some(Kernel::Vkernel), ..VmFile::default() };
+        let init = || Some(vec!["busybox".into()]);
+        let settle = |vm| VmSpec::settle(vec![vm], &VmFile::default(), false);
+        assert_eq!(settle(vm()).expect("valid")[0].name, "vkernel");
+        assert!(settle(VmFile { init: init(), ..vm() }).is_ok());
+        for (vm, says) in [
+            (VmFile { init: init(), ..VmFile::default() }, "the vkernel alone"),
+            (VmFile { init: Some(Vec::new()), ..vm() }, "names no program"),
+            (VmFile { init: init(), initrd: Some(Initrd::Busybox), ..vm() }, "an `initrd`"),
+            (VmFile { disks: Some(vec!["a.img".parse().expect("a disk")]), ..vm() }, "for disks"),
+            (VmFile { net: Some(true), ..vm() }, "for networks"),
+            (VmFile { console: Some(Console::Virtio), ..vm() }, "that console"),
+        ] {
+            let said = settle(vm).expect_err("refused").to_string();
+            assert!(said.contains(says), "{said}");
+        }
     }
 
     #[test]

@@ -1,0 +1,65 @@
+//! Input of the VM's console: a 16550 UART (National Semiconductor PC16550D data sheet; names of registers from there). Output goes by calls of
+//! the firmware, many bytes at once.
+#![expect(unsafe_code, reason = "a device's registers")]
+
+use crate::machine::direct;
+use crate::terminal;
+use core::sync::atomic::{AtomicBool, Ordering};
+use metal::mmio::{read8, write8};
+use spin::Once;
+
+const RBR: u64 = 0;
+const IER: u64 = 1;
+const FCR: u64 = 2;
+const LSR: u64 = 5;
+const IER_RECEIVED: u8 = 1;
+const FCR_ENABLE: u8 = 1;
+const LSR_READY: u8 = 1;
+
+/// The address of its registers.
+static AT: Once<u64> = Once::new();
+/// Set while it must not interrupt, because the terminal has no room.
+static IS_HELD: AtomicBool = AtomicBool::new(false);
+
+/// Uses the device at a physical address.
+pub fn start(at: u64) {
+    let at = *AT.call_once(|| direct(at).expose_provenance() as u64);
+    // SAFETY: the device tree names these registers.
+    unsafe {
+        write8(at + FCR, FCR_ENABLE);
+        write8(at + IER, IER_RECEIVED);
+    }
+}
+
+/// Returns whether there is one.
+pub fn is_used() -> bool {
+    AT.get().is_some()
+}
+
+/// Takes what has come, as far as the terminal has room for it.
+pub fn receive() {
+    let Some(&at) = AT.get() else { return };
+    while terminal::has_room() {
+        // SAFETY: as above.
+        let byte = unsafe { (read8(at + LSR) & LSR_READY != 0).then(|| read8(at + RBR)) };
+        let Some(byte) = byte else { return };
+        terminal::input(&[byte]);
+    }
+    hold(at, true);
+}
+
+/// Goes on if the terminal has room again.
+pub fn go_on() {
+    if IS_HELD.load(Ordering::SeqCst)
+        && terminal::has_room()
+        && let Some(&at) = AT.get()
+    {
+        hold(at, false);
+    }
+}
+
+fn hold(at: u64, held: bool) {
+    IS_HELD.store(held, Ordering::SeqCst);
+    // SAFETY: as above.
+    unsafe { write8(at + IER, if held { 0 } else { IER_RECEIVED }) };
+}
