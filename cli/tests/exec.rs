@@ -209,7 +209,7 @@ for i in $(seq 30); do
 done
 echo right: $(md5sum -c /tmp/sums | grep -c OK) $(md5sum -c /tmp/sums | grep -c OK)"""]
 "#;
-    /// It starts over once; the host name on the command line is the VM's.
+    /// Two lives of one VM, the second by `reboot`; its name is on the command line.
     const TWICE: &str = r#"kernel = "vkernel"
 vcpus = 2
 after = "limited"

@@ -122,6 +122,7 @@ pub struct Lab {
     command: String,
     is_fresh: bool,
     kvm: Mutex<BTreeMap<KvmKernel, KvmHost>>,
+    vkernel: Mutex<Option<PathBuf>>,
     digests: Mutex<BTreeMap<PathBuf, String>>,
     copies: Copies,
     longests: Mutex<Longests>,
@@ -176,6 +177,7 @@ impl Lab {
             command: sha256(&std::fs::read(command).map_err(IoError::at("read", command))?),
             is_fresh,
             kvm: Mutex::default(),
+            vkernel: Mutex::default(),
             digests: Mutex::default(),
             copies,
             longests: Mutex::default(),
@@ -230,8 +232,7 @@ impl Lab {
 
     /// Everything that a run depends on, as text.
     fn key(&self, subject: Subject, load: &Load) -> miette::Result<String> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting } =
-            load;
+        let Load { initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting, .. } = load;
         let (is_gnomon, is_native) = (matches!(subject, Subject::Gnomon(_)), subject == Subject::Native);
         let kvm = match subject {
             Subject::Kvm { .. } => Some(KvmKernel::Newest),
@@ -247,7 +248,7 @@ impl Lab {
         let all = json!({
             "subject": subject, "append": append, "memory": memory.0, "initrd": initrd, "kvm": kvm,
             "processors": processors, "svadu": *svadu && is_gnomon, "keeping": if is_gnomon { *keeping } else { Keeping::Demand }, "few": *has_few_devices && is_native,
-            "kernel": self.digest(kernel)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
+            "kernel": self.digest(&self.kernel(subject, load)?)?, "hypervisor": self.digest(&self.hypervisor)?, "meter": self.digest(&self.plugin)?,
             "qemu": self.qemu, "firmware": self.digest(&self.firmware)?, "cores": format!("{:?}", self.cores),
             "command": self.command, "devices": devices, "nesting": nesting,
         });
@@ -262,6 +263,18 @@ impl Lab {
         let digest = sha256(&std::fs::read(file).map_err(IoError::at("read", file))?);
         digests.insert(file.to_owned(), digest.clone());
         Ok(digest)
+    }
+
+    /// The kernel that the subject boots.
+    fn kernel(&self, subject: Subject, load: &Load) -> miette::Result<PathBuf> {
+        if !matches!(subject, Subject::Gnomon(Gnomon { vkernel: Some(_), .. })) {
+            return Ok(load.kernel.clone());
+        }
+        let mut vkernel = self.vkernel.lock().unwrap_or_else(PoisonError::into_inner);
+        if vkernel.is_none() {
+            *vkernel = Some(self.copies.of(&build::vkernel()?)?);
+        }
+        vkernel.clone().ok_or_else(|| miette!("there is no vkernel"))
     }
 
     fn kvm(&self, kernel: KvmKernel) -> miette::Result<KvmHost> {
@@ -287,7 +300,7 @@ impl Lab {
         let counters = counters.unwrap_or_default();
         let figures =
             console.lines().filter_map(report::figure).map(|(name, value)| (name.to_owned(), value)).collect();
-        let (command_line, inputs) = self.described(machine, load)?;
+        let (command_line, inputs) = self.described(machine, (self.kernel(subject, load)?, load))?;
         let run = Run { command_line, inputs, figures, counters, ..Run::default() };
         if !is_metered {
             return Ok(run);
@@ -305,8 +318,9 @@ impl Lab {
 
     /// The machine, with what must live as long as it.
     fn machine(&self, subject: Subject, load: &Load) -> miette::Result<(MachineSpec, Kept)> {
-        let Load { kernel, initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting } =
+        let Load { initrd, append, memory, svadu, keeping, has_few_devices, processors, devices, nesting, .. } =
             load.clone();
+        let kernel = self.kernel(subject, load)?;
         let clock = Clock::counted(devices.are_there());
         let Devices { disk_bytes, services } = devices;
         let mut kept = Kept::default();
@@ -390,14 +404,18 @@ impl Lab {
     }
 
     /// QEMU's command line with files by their role, and what those were.
-    fn described(&self, mut machine: MachineSpec, load: &Load) -> miette::Result<(String, BTreeMap<String, String>)> {
+    fn described(
+        &self,
+        mut machine: MachineSpec,
+        (kernel, load): (PathBuf, &Load),
+    ) -> miette::Result<(String, BTreeMap<String, String>)> {
         let mut inputs = BTreeMap::new();
         let mut name = |path: &mut PathBuf, role: &str| -> miette::Result<()> {
             inputs.insert(role.to_owned(), self.digest(path)?);
             *path = role.into();
             Ok(())
         };
-        name(&mut load.kernel.clone(), "guest-kernel")?;
+        name(&mut kernel.clone(), "guest-kernel")?;
         load.initrd.clone().map_or(Ok(()), |mut initrd| name(&mut initrd, "guest-initrd"))?;
         match &mut machine.boot {
             Boot::Gnomon { seat, hypervisor, bundle } => {
@@ -450,7 +468,7 @@ fn commit(root: &Path) -> String {
 
 /// A run of one VM.
 fn run_spec(gnomon: Gnomon, (vm, keeping): (VmFile, Keeping), harts: u32) -> RunSpec {
-    let vm = VmFile { superpages: Some(gnomon.superpages), ..vm };
+    let vm = VmFile { superpages: Some(gnomon.superpages), vmspace: gnomon.vkernel, ..vm };
     RunSpec {
         settings: keeping
             .settings()

@@ -411,7 +411,7 @@ fn stacks<K: Ord + Clone>(
 /// Gnomon's `two-stage` in the firmware seat, with superpages or without.
 const fn two_stage(superpages: bool) -> Subject {
     let variant = Variant { mmu: Some(MmuMode::TwoStage), h: HExtension::Present, lane: true };
-    Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages, without: None })
+    Subject::Gnomon(Gnomon { seat: Seat::Firmware, variant, superpages, without: None, vkernel: None })
 }
 
 /// Gnomon's `two-stage` beside KVM, all regions together: exits, and what those of each cause cost the host.

@@ -26,6 +26,7 @@ pub mod report;
 mod series;
 pub mod subject;
 pub mod table;
+pub mod vkernel;
 
 use crate::host::pool::{self, Job};
 use crate::host::progress::Step;

@@ -303,7 +303,7 @@ pub mod tests {
             region: None,
         };
         let variant = Variant { mmu: Some(mmu), h: HExtension::Present, lane };
-        let subject = Subject::Gnomon(Gnomon { seat, variant, superpages: true, without: None });
+        let subject = Subject::Gnomon(Gnomon { seat, variant, superpages: true, without: None, vkernel: None });
         Series { subject, points: Ok(points.iter().map(point).collect()) }
     }
 

@@ -4,6 +4,7 @@ use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
 use abi::bundle::MmuMode;
 use abi::tunable::Id;
+use abi::vmspace::Way;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
@@ -32,6 +33,8 @@ pub struct Gnomon {
     pub superpages: bool,
     /// The tunable that is switched off.
     pub without: Option<Id>,
+    /// The way in which the vkernel runs the programs, if it takes the place of the guest's kernel.
+    pub vkernel: Option<Way>,
 }
 
 /// Parts of mode `steered`, each of which a tunable switches off (docs/tunables.md): so its worth shows. The lane is another, and a
@@ -49,9 +52,10 @@ impl fmt::Display for Subject {
         let small = |superpages| if superpages { "" } else { SMALL };
         let name = match self {
             Self::Native => "native".to_owned(),
-            Self::Gnomon(Gnomon { seat, variant, superpages, without }) => {
+            Self::Gnomon(Gnomon { seat, variant, superpages, without, vkernel }) => {
                 let without = without.map_or_else(String::new, |part| format!("-no{}", part.name()));
-                format!("{}/{}{without}{}", seat.name(), variant.label(), small(*superpages))
+                let kernel = vkernel.map_or_else(String::new, |way| format!("-vkernel-{}", way.name()));
+                format!("{}/{}{without}{kernel}{}", seat.name(), variant.label(), small(*superpages))
             }
             Self::Kvm { superpages } => format!("kvm{}", small(*superpages)),
         };
@@ -86,11 +90,12 @@ impl Subject {
             Self::Native => "native".into(),
             Self::Kvm { superpages: true } => "huge pages".into(),
             Self::Kvm { superpages: false } => "4 KiB pages".into(),
-            Self::Gnomon(Gnomon { variant, superpages, without, .. }) => {
+            Self::Gnomon(Gnomon { variant, superpages, without, vkernel, .. }) => {
                 let without = without.map_or_else(String::new, |part| format!(", no {}", part.name()));
+                let kernel = vkernel.map_or_else(String::new, |way| format!(", vkernel {}", way.name()));
                 let lane = if variant.lane { "" } else { ", no lane" };
                 let small = if superpages { "" } else { ", 4 KiB" };
-                format!("{}{lane}{without}{small}", variant.mmu.map_or("default", MmuMode::name))
+                format!("{}{lane}{without}{kernel}{small}", variant.mmu.map_or("default", MmuMode::name))
             }
         }
     }
@@ -153,6 +158,8 @@ pub enum Extra {
     Parts,
     /// The subjects with 4 KiB leaves in every mode, and mode `steered` without what is for memory.
     Small,
+    /// The vkernel in each of its ways, in place of the guest's kernel; of the others only those that it is compared with.
+    Vkernel,
 }
 
 /// A word that means no subject.
@@ -174,7 +181,7 @@ pub enum ChoiceError {
     /// An experiment has none of those that are chosen.
     #[error("nothing to measure: `{0}` has none of the chosen subjects")]
     #[diagnostic(help(
-        "`lane` and `memslots` have no KVM; `nested` and `memslots` have mode `two-stage` only; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`"
+        "`lane` and `memslots` have no KVM; `nested` and `memslots` have mode `two-stage` only; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`; `vkernel` has modes `two-stage` and `lazy` in the firmware seat, and no KVM"
     ))]
     NotHere(&'static str),
 }
@@ -183,11 +190,14 @@ impl Choice {
     /// Everything that there is, in the order of tables.
     #[must_use]
     pub fn all(extra: Extra) -> Vec<Subject> {
+        if extra == Extra::Vkernel {
+            return with_vkernel();
+        }
         let modes = MmuMode::ALL.map(Some);
         let of = |seat, h| {
             Variant::combine(seat, &modes, &[h], &[true, false]).into_iter().flat_map(move |variant| {
                 let has_small = match extra {
-                    Extra::None => false,
+                    Extra::None | Extra::Vkernel => false,
                     Extra::TwoStage | Extra::Parts => variant.mmu == Some(MmuMode::TwoStage) && seat == Seat::Firmware,
                     Extra::Small => variant.lane && seat == Seat::Firmware,
                 };
@@ -197,7 +207,7 @@ impl Choice {
                     Extra::Small if is_steered && seat == Seat::Firmware => &PARTS_OF_MEMORY,
                     _ => &[],
                 };
-                let gnomon = Gnomon { seat, variant, superpages: true, without: None };
+                let gnomon = Gnomon { seat, variant, superpages: true, without: None, vkernel: None };
                 let parts = parts.iter().map(move |part| Gnomon { without: Some(*part), ..gnomon });
                 let small = has_small.then_some(Gnomon { superpages: false, ..gnomon });
                 std::iter::once(gnomon).chain(small).chain(parts).map(Subject::Gnomon)
@@ -217,7 +227,7 @@ impl Choice {
     /// # Errors
     /// [`ChoiceError`].
     pub fn check(&self) -> Result<(), ChoiceError> {
-        let all = [Self::all(Extra::Small), Self::all(Extra::Parts)].concat();
+        let all = [Extra::Small, Extra::Parts, Extra::Vkernel].map(Self::all).concat();
         if let Some(word) = self.words.iter().find(|word| !all.iter().any(|subject| subject.is_meant_by(word))) {
             return Err(ChoiceError::Unknown(word.clone()));
         }
@@ -269,6 +279,20 @@ impl Choice {
     }
 }
 
+/// The vkernel in each of its ways, each after Debian's kernel in the same mode.
+fn with_vkernel() -> Vec<Subject> {
+    const KERNELS: [(MmuMode, HExtension, [Option<Way>; 3]); 3] = [
+        (MmuMode::TwoStage, HExtension::Present, [None, Some(Way::Direct), Some(Way::Nested)]),
+        (MmuMode::Lazy, HExtension::Present, [None, Some(Way::Direct), Some(Way::Soft)]),
+        (MmuMode::Lazy, HExtension::Absent, [None, Some(Way::Direct), Some(Way::Soft)]),
+    ];
+    let of = |(mmu, h, ways): (MmuMode, HExtension, [Option<Way>; 3])| {
+        let variant = Variant { mmu: Some(mmu), h, lane: true };
+        ways.map(|vkernel| Gnomon { seat: Seat::Firmware, variant, superpages: true, without: None, vkernel })
+    };
+    std::iter::once(Subject::Native).chain(KERNELS.into_iter().flat_map(of).map(Subject::Gnomon)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,6 +312,12 @@ mod tests {
         assert_eq!(names(&Choice::default(), Extra::TwoStage).len(), 1 + 9 + 1 + 6 + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::Parts).len(), 1 + (9 + 1 + 4) + (6 + 4) + 9 + 2);
         assert_eq!(names(&Choice::default(), Extra::None).len(), 1 + 9 + 6 + 9 + 1);
+        let vkernel = names(&Choice::default(), Extra::Vkernel);
+        assert_eq!(
+            vkernel[..4],
+            ["native", "firmware/two-stage", "firmware/two-stage-vkernel-direct", "firmware/two-stage-vkernel-nested"]
+        );
+        assert_eq!(vkernel[9], "firmware/lazy-noh-vkernel-soft");
     }
 
     #[test]

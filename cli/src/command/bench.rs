@@ -6,7 +6,7 @@ use crate::bench::baseline::{self, Baseline};
 use crate::bench::lab::Lab;
 use crate::bench::report::Report;
 use crate::bench::subject::{Choice, ChoiceError};
-use crate::bench::{boot, faults, fig5, fig6, files, lane, memslots, nested, overcommit, page, papers};
+use crate::bench::{boot, faults, fig5, fig6, files, lane, memslots, nested, overcommit, page, papers, vkernel};
 use crate::host::output::{Kind, OutputError};
 use crate::host::tty;
 use crate::subject::workload::Scale;
@@ -100,6 +100,8 @@ enum Name {
     Nested,
     /// Maps and unmaps of a guest's guest, by the number of its regions
     Memslots,
+    /// A build and the kernel's services on the vkernel, in each of its ways (the paper on DragonFly's)
+    Vkernel,
     /// Requests for a disk: instructions and exits
     Disk,
     /// Bytes over a network: instructions and exits
@@ -122,6 +124,7 @@ impl Name {
             Self::Boot => boot::measure(lab, choice),
             Self::Nested => nested::measure(lab, choice),
             Self::Memslots => memslots::measure(lab, choice, scale),
+            Self::Vkernel => vkernel::measure(lab, choice, scale),
             Self::Disk => papers::disk(lab, choice, scale),
             Self::Net => papers::net(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),

@@ -1,6 +1,7 @@
 //! Debian's C compiler as a workload: alone, and in a build.
 
 use super::image::{HugePages, Image, Scale, Workload};
+use super::kernel::{add_pipe, add_processes};
 use crate::guest::debian::Wanted;
 use crate::host::size::{MIB, Size};
 
@@ -36,6 +37,9 @@ pub fn source(name: &str) -> String {
     format!("#define STB_{what}_IMPLEMENTATION\n#include \"stb/stb_{name}.h\"\n")
 }
 
+/// Libraries of stb's that are built.
+const LIBRARIES: [&str; 4] = ["perlin", "rect_pack", "dxt", "ds"];
+
 /// Pages of 4 KiB that are touched in [`nested`].
 const TOUCHED: u64 = 64 * MIB / 4096;
 /// The region in which [`nested`] touches them.
@@ -70,6 +74,33 @@ pub fn build(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     build_in(image, scale)
 }
 
+/// The services of a kernel for programs, and a build by `make -j4`, as *A virtual kernel in DragonFly BSD* has one: compiler, assembler and
+/// linker are Debian's.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn vkernel(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (trips, optimize) = match scale {
+        Scale::Quick => (2_000, "-O0"),
+        Scale::Full => (20_000, "-O2"),
+    };
+    let mut image = Image::new("vkernel", pages)?;
+    add_processes(&mut image, 1)?;
+    add_pipe(&mut image, trips);
+    add_tools(&mut image)?;
+    image.debian("make", Wanted::Program("usr/bin/make"))?;
+    add_sources(&mut image);
+    let compile = cc1(optimize, "$*");
+    let rules = format!(
+        "all.o: {}\n\triscv64-linux-gnu-ld.bfd -r $^ -o $@\n%.o: %.c\n\t{compile}\n\triscv64-linux-gnu-as $*.s -o $@\n",
+        objects()
+    );
+    image.file("root/Makefile", rules);
+    image.marked("build", 1, "run", "make -s -j4");
+    image.checksum("build", "all.o");
+    image.finish(Size(512 * MIB))
+}
+
 /// Adds the compiler, the assembler and the linker.
 fn add_tools(image: &mut Image) -> miette::Result<()> {
     add(image)?;
@@ -79,21 +110,30 @@ fn add_tools(image: &mut Image) -> miette::Result<()> {
     Ok(())
 }
 
+/// Adds what is compiled.
+fn add_sources(image: &mut Image) {
+    for library in LIBRARIES {
+        image.file(&format!("root/{library}.c"), source(library));
+    }
+}
+
+/// The object files, in the order of linking.
+fn objects() -> String {
+    LIBRARIES.map(|library| format!("{library}.o")).join(" ")
+}
+
 fn build_in(mut image: Image, scale: Scale) -> miette::Result<Workload> {
-    let libraries = ["perlin", "rect_pack", "dxt", "ds"];
     let optimize = match scale {
         Scale::Quick => "-O0",
         Scale::Full => "-O2",
     };
-    for library in &libraries {
-        image.file(&format!("root/{library}.c"), source(library));
-    }
+    add_sources(&mut image);
     let compile = cc1(optimize, "$name");
     let lines = format!(
         "for name in {names}; do\n{compile}\nriscv64-linux-gnu-as $name.s -o $name.o\ndone\n\
          riscv64-linux-gnu-ld.bfd -r {objects} -o all.o",
-        names = libraries.join(" "),
-        objects = libraries.iter().map(|name| format!("{name}.o")).collect::<Vec<_>>().join(" "),
+        names = LIBRARIES.join(" "),
+        objects = objects(),
     );
     image.marked("build", 1, "run", &lines);
     image.checksum("build", "all.o");

@@ -35,6 +35,12 @@ pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
         Scale::Full => 4,
     };
     let mut image = Image::new("processes", pages)?;
+    add_processes(&mut image, many)?;
+    image.finish(Size(512 * MIB))
+}
+
+/// Adds services of the kernel for programs, each so many times its usual count.
+pub(super) fn add_processes(image: &mut Image, many: u64) -> miette::Result<()> {
     image.own(&["micro", "nothing"])?;
     let things = [
         ("null call", "call", 100_000, "call"),
@@ -47,7 +53,13 @@ pub fn processes(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
         let label = image.region(name, many * count, unit);
         image.line(&format!("micro {what} {} {label}", many * count));
     }
-    image.finish(Size(512 * MIB))
+    Ok(())
+}
+
+/// Adds so many messages to another process and back, by pipes.
+pub(super) fn add_pipe(image: &mut Image, trips: u64) {
+    let label = image.region("pipe", trips, "round trip");
+    image.line(&format!("micro pipe {trips} {label}"));
 }
 
 /// Context switches and messages: two processes by pipes, as `perf bench sched pipe`, and hackbench with 40 and
@@ -64,8 +76,7 @@ pub fn switching(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     let mut image = Image::new("switching", pages)?;
     image.own(&["micro"])?;
     image.debian("rt-tests", Wanted::Program("usr/bin/hackbench"))?;
-    let label = image.region("pipe", trips, "round trip");
-    image.line(&format!("micro pipe {trips} {label}"));
+    add_pipe(&mut image, trips);
     // A group has 20 senders, each of which sends to 20 receivers.
     for (name, groups) in [("hackbench 40", 1), ("hackbench 200", 5)] {
         let hackbench = format!("hackbench -g {groups} -l {loops} >/dev/null");

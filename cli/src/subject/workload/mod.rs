@@ -36,6 +36,8 @@ pub enum Kind {
     Build,
     /// A build after the first touch of much memory.
     Nested,
+    /// System calls, page faults, processes, pipes, and a build by `make -j4`.
+    Vkernel,
     /// Requests for a disk.
     Disk,
     /// Bytes over a network.
@@ -56,6 +58,7 @@ impl Kind {
             Self::Timed => kernel::timed(scale, pages),
             Self::Build => compiler::build(scale, pages),
             Self::Nested => compiler::nested(scale, pages),
+            Self::Vkernel => compiler::vkernel(scale, pages),
             Self::Disk => kernel::disk(scale, pages),
             Self::Net => kernel::net(scale, pages),
         }
