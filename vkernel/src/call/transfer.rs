@@ -153,8 +153,10 @@ async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, 
     }
 }
 
+/// Reads what [`read_now`] could not.
 pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
+    file.wait(&task.thread, IN).await?;
     read_file(task, &file, a[1], a[2]).await
 }
 

@@ -9,7 +9,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::poll_fn;
 use core::sync::atomic::{AtomicU32, Ordering};
-use core::task::Poll;
+use core::task::{Poll, Waker};
 use linux_raw_sys::general as linux;
 use spin::Mutex;
 
@@ -163,9 +163,10 @@ impl OpenFile {
         if self.is_nonblocking() {
             return Err(Errno::AGAIN);
         }
-        let ready = poll_fn(|cx| {
-            if self.ready(Some(cx.waker())) & (wanted | HUP | ERR) == 0 { Poll::Pending } else { Poll::Ready(()) }
-        });
+        let is_ready = |waker: Option<&Waker>| self.ready(waker) & (wanted | HUP | ERR) != 0;
+        // The task is added to a queue only if it has to wait: else what is left there would wake it in vain.
+        let ready =
+            poll_fn(|cx| if is_ready(None) || is_ready(Some(cx.waker())) { Poll::Ready(()) } else { Poll::Pending });
         interruptible(thread, ready).await
     }
 }

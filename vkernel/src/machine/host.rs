@@ -30,6 +30,15 @@ pub fn direct(pa: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(ram() + (pa - RAM_START) as usize)
 }
 
+/// Zeroes a page.
+///
+/// # Safety
+/// It is a whole page, which has no other user.
+pub unsafe fn zero_page(at: *mut u8) {
+    // SAFETY: by the caller's promise.
+    unsafe { at.write_bytes(0, crate::memory::frames::PAGE) };
+}
+
 /// Returns the index of this hart: there is one.
 #[must_use]
 pub fn hart_index() -> usize {

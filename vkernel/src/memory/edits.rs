@@ -3,7 +3,7 @@
 use super::frames::PAGE;
 use super::region::{Name, Region};
 use super::space::{Edit, Inner, LEAST, Space, TOP};
-use super::table::{Rights, USER_END};
+use super::table::{NoTable, Rights, USER_END};
 use crate::errno::{Errno, Result};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -301,19 +301,16 @@ impl Space {
             let (mut start, mut end) = (u64::MAX, 0);
             for (begin, region) in &*regions {
                 new.regions.insert(*begin, region.clone());
-                let mut writable = Vec::new();
-                table.each(*begin, region.end, |va, leaf| {
-                    let rights = if region.is_shared { leaf.rights } else { leaf.rights - Rights::W };
-                    if rights != leaf.rights {
-                        writable.push((va, rights));
+                let but = if region.is_shared { Rights::empty() } else { Rights::W };
+                match table.share((*begin, region.end), but, &mut new.table) {
+                    Ok(None) => {}
+                    Ok(Some((first, last))) => (start, end) = (start.min(first), end.max(last + PAGE_U64)),
+                    Err(NoTable) => {
+                        // Some may have lost the right.
+                        (start, end) = (start.min(*begin), end.max(region.end));
+                        no_memory = true;
+                        break;
                     }
-                    if let Some((frame, _)) = table.frame(va) {
-                        no_memory |= new.table.map(va, frame, rights).is_err();
-                    }
-                });
-                for (va, rights) in writable {
-                    table.protect(va, rights);
-                    (start, end) = (start.min(va), end.max(va + PAGE_U64));
                 }
             }
             (edit.start, edit.end) = (start, end);

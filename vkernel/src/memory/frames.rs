@@ -4,7 +4,7 @@
 //! block. The links of a free block's list are in the block itself.
 #![expect(unsafe_code, reason = "frames are memory by their number")]
 
-use crate::machine::direct;
+use crate::machine::{self, direct};
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -235,7 +235,7 @@ impl Frame {
     pub fn zeroed() -> Option<Self> {
         let frame = Self::take()?;
         // SAFETY: the frame has no other user.
-        unsafe { address(frame.0).write_bytes(0, PAGE) };
+        unsafe { machine::zero_page(address(frame.0)) };
         Some(frame)
     }
 

@@ -66,6 +66,9 @@ fn entries(pa: u64) -> &'static [AtomicU64; 512] {
     unsafe { &*direct(pa).cast() }
 }
 
+/// Entries that are looked at together, because most tables are nearly empty.
+const AT_ONCE: usize = 16;
+
 fn index(va: u64, level: u32) -> usize {
     (va >> (12 + 9 * level)) as usize % 512
 }
@@ -76,10 +79,9 @@ impl Table {
     pub fn new() -> Option<Self> {
         let root = Frame::zeroed()?;
         if kernel_root() != 0 {
-            let (own, kernel) = (entries(root.pa()), entries(kernel_root()));
-            for (to, from) in own.iter().zip(kernel).skip(256) {
-                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
+            let (own, kernel) = (direct(root.pa()), direct(kernel_root()));
+            // SAFETY: two tables; the new one has no other user, and the kernel's upper half does not change.
+            unsafe { own.add(PAGE / 2).copy_from_nonoverlapping(kernel.add(PAGE / 2), PAGE / 2) };
         }
         Some(Self { root })
     }
@@ -90,8 +92,8 @@ impl Table {
         self.root.pa()
     }
 
-    /// Finds the entry of a page. Makes tables on the way if `grow`, as far as there is memory.
-    fn entry(&self, va: u64, grow: bool) -> Option<&'static AtomicU64> {
+    /// Finds the table that has the entry of a page. Makes tables on the way if `grow`, as far as there is memory.
+    fn leaves(&self, va: u64, grow: bool) -> Option<&'static [AtomicU64; 512]> {
         debug_assert!(va < USER_END);
         let mut table = entries(self.root.pa());
         for level in [2, 1] {
@@ -106,7 +108,12 @@ impl Table {
             }
             table = entries((value >> 10 & PPN) * PAGE_U64);
         }
-        Some(&table[index(va, 0)])
+        Some(table)
+    }
+
+    /// Finds the entry of a page, in the same way.
+    fn entry(&self, va: u64, grow: bool) -> Option<&'static AtomicU64> {
+        Some(&self.leaves(va, grow)?[index(va, 0)])
     }
 
     /// Returns the leaf of a page.
@@ -153,8 +160,9 @@ impl Table {
         Some((unsafe { Frame::another(leaf.pa) }, leaf.rights))
     }
 
-    /// Calls `then` for each page that is mapped in a range, in order.
-    pub fn each(&self, start: u64, end: u64, mut then: impl FnMut(u64, Leaf)) {
+    /// Calls `then` with the entries of each range of pages, as far as there is a table for it: those of all pages of the range in one table of
+    /// leaves, in order.
+    fn each_table(&self, start: u64, end: u64, mut then: impl FnMut(u64, &'static [AtomicU64])) {
         let mut va = start;
         while va < end {
             let mut table = entries(self.root.pa());
@@ -175,21 +183,79 @@ impl Table {
                 continue;
             }
             let last = end.min((va & !(PAGE_U64 * 512 - 1)) + PAGE_U64 * 512);
-            while va < last {
-                if let Some(leaf) = Leaf::decode(table[index(va, 0)].load(Ordering::Relaxed)) {
-                    then(va, leaf);
-                }
-                va += PAGE_U64;
-            }
+            let first = index(va, 0);
+            then(va, &table[first..first + ((last - va) / PAGE_U64) as usize]);
+            va = last;
         }
     }
+
+    /// Calls `then` for each page that is mapped in a range, in order.
+    pub fn each(&self, start: u64, end: u64, mut then: impl FnMut(u64, Leaf)) {
+        self.each_table(start, end, |va, entries| {
+            for (va, entry) in (va..).step_by(PAGE).zip(entries) {
+                if let Some(leaf) = Leaf::decode(entry.load(Ordering::Relaxed)) {
+                    then(va, leaf);
+                }
+            }
+        });
+    }
+
+    /// Maps the pages of a range in another space, which has none of them, without the right `but` in either. Returns the first and the last page
+    /// that has lost it.
+    ///
+    /// # Errors
+    /// There is no memory for a table. What was mapped stays.
+    pub fn share(
+        &mut self,
+        (start, end): (u64, u64),
+        but: Rights,
+        with: &mut Self,
+    ) -> Result<Option<(u64, u64)>, NoTable> {
+        let (mut lost, mut result) = (None, Ok(()));
+        self.each_table(start, end, |first, all| {
+            let mut others = None;
+            for (at, own) in all.iter().enumerate().step_by(AT_ONCE).flat_map(|(at, _)| {
+                let part = &all[at..all.len().min(at + AT_ONCE)];
+                (at..).zip(if holds_any(part) { part } else { &[] })
+            }) {
+                let value = own.load(Ordering::Relaxed);
+                let (Some(leaf), Ok(())) = (Leaf::decode(value), &result) else { continue };
+                if others.is_none() {
+                    others = with.leaves(first, true).map(|leaves| &leaves[index(first, 0)..]);
+                }
+                let Some(other) = others.map(|others| &others[at]) else { return result = Err(NoTable) };
+                let va = first + at as u64 * PAGE_U64;
+                // SAFETY: the entry keeps its reference while the table is borrowed; the copy has the other one.
+                let _ = unsafe { Frame::another(leaf.pa) }.into_pa();
+                if leaf.rights.intersects(but) {
+                    let entry = Leaf { rights: leaf.rights - but, ..leaf }.encode();
+                    own.store(entry, Ordering::Release);
+                    other.store(entry, Ordering::Release);
+                    lost = Some((lost.map_or(va, |(first, _)| first), va));
+                } else {
+                    other.store(value, Ordering::Release);
+                }
+            }
+        });
+        result.map(|()| lost)
+    }
+}
+
+/// There is no memory for a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoTable;
+
+/// Returns whether any of the entries is not 0.
+fn holds_any(entries: &[AtomicU64]) -> bool {
+    entries.iter().fold(0, |any, entry| any | entry.load(Ordering::Relaxed)) != 0
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
         /// Drops all that a table of the level has references to.
         fn clear(pa: u64, level: u32, entries_used: usize) {
-            for entry in &entries(pa)[..entries_used] {
+            let parts = entries(pa)[..entries_used].chunks_exact(AT_ONCE);
+            for entry in parts.filter(|part| holds_any(part)).flatten() {
                 let value = entry.load(Ordering::Relaxed);
                 let below = (value >> 10 & PPN) * PAGE_U64;
                 if level == 0 {

@@ -3,21 +3,24 @@
 use super::Thread;
 use super::timers;
 use crate::errno::{Errno, Result};
-use alloc::vec::Vec;
 use core::future::{Future, poll_fn};
 use core::pin::pin;
 use core::task::{Poll, Waker};
+use smallvec::SmallVec;
 use spin::Mutex;
+
+/// Most queues have one task, if any.
+type Wakers = SmallVec<[Waker; 1]>;
 
 /// Tasks that wait for something to change.
 #[derive(Debug, Default)]
-pub struct WaitQueue(Mutex<Vec<Waker>>);
+pub struct WaitQueue(Mutex<Wakers>);
 
 impl WaitQueue {
     /// Makes one without tasks.
     #[must_use]
     pub const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(Mutex::new(Wakers::new_const()))
     }
 
     /// Adds a task, to be woken once.
