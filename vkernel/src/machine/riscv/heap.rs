@@ -55,7 +55,7 @@ struct Kept {
     bytes: usize,
 }
 
-/// What each hart keeps. The kernel runs with interrupts off, and no trap in it allocates, so a hart is never in its own twice.
+/// All that harts keep. The kernel runs with interrupts off, and no trap in it allocates, so a hart is never in its own twice.
 struct Harts([UnsafeCell<Kept>; MAX_HARTS]);
 
 // SAFETY: each hart uses its own.
