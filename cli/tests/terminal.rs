@@ -96,7 +96,7 @@ fn script(dir: &Path, run: &str) -> Shell {
     Shell::start_by(Command::new("/bin/sh"), &format!("sh {}", script.display()))
 }
 
-/// What a script runs: its output is no terminal in the second case.
+/// The commands of scripts. The output of the second one is no terminal.
 const RUN: &str = "sh -c 'echo pid $$.; exec $GNOMON run --kernel u-boot --memory 128M'";
 const PIPED: &str = "sh -c 'echo pid $$. >/dev/tty; exec $GNOMON run --kernel u-boot --memory 128M' | cat";
 

@@ -30,7 +30,7 @@ struct Saved {
     guard: Option<Child>,
 }
 
-/// What a raw terminal is sent besides its settings.
+/// The text that a raw terminal is sent besides its settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Screen {
     /// At the beginning, and when this program continues after a stop.
