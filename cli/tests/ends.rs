@@ -278,6 +278,19 @@ fn a_bundle_is_kept_where_it_is_asked_for() {
     assert!(std::fs::metadata(&left[0]).expect("a file").len() > 4096);
 }
 
+/// A script may have nothing to do. The guest is Debian's kernel.
+#[test]
+fn no_commands_are_done_at_once() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    let done = command.args(["run", "--memory", "128M", "--exec", ""]).output().expect("gnomon");
+    assert_eq!(
+        (done.status.code(), &done.stdout[..]),
+        (Some(0), &b""[..]),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
 #[test]
 fn what_follows_a_run_starts_a_line() {
     let scratch = Scratch::new("prompt# ");
