@@ -111,7 +111,7 @@ impl GdbArgs {
         let mut signals = Signals::new(keys.chain([SIGHUP, SIGTERM]))?;
         let path = path.to_owned();
         std::thread::spawn(move || {
-            for signal in signals.forever() {
+            if let Some(signal) = signals.forever().next() {
                 let _ = std::fs::remove_file(&path);
                 tty::give_up(signal);
             }
