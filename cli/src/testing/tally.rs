@@ -28,7 +28,10 @@ pub struct Verdict {
 
 /// Prints a line of what has happened so far. Output that is lost is an error of the summary's.
 fn show(line: &str) {
-    let _ = writeln!(stdout(), "{line}");
+    // Of a unit test nothing is shown: this is not captured.
+    if !cfg!(test) {
+        let _ = writeln!(stdout(), "{line}");
+    }
 }
 
 impl Verdict {
