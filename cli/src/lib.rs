@@ -24,6 +24,8 @@
 #![forbid(unsafe_code)]
 // Lines for people go through `tty::say`, which escapes what would mean something to their terminal.
 #![deny(clippy::print_stderr)]
+// `println!` panics where its output is lost.
+#![deny(clippy::print_stdout)]
 
 pub mod bench;
 pub mod command;

@@ -1,6 +1,7 @@
 //! `gnomon console`: a VM's console on another terminal. The guests are a few instructions each, so that nothing is fetched.
 
 mod background;
+#[expect(dead_code, reason = "not all of it has a use here")]
 mod pty;
 
 use assert_cmd::Command;

@@ -103,6 +103,17 @@ fn end(mut run: Run) -> (Option<i32>, String) {
     (run.child.wait().expect("its status").code(), text)
 }
 
+/// A command says that its output is lost, and fails.
+fn cannot_be_written(scratch: &Scratch, words: &[&str]) {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.env("XDG_RUNTIME_DIR", scratch.0.path()).args(words);
+    let done = command.stdout(full).stderr(Stdio::piped()).output().expect("gnomon");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(said.contains("cannot write /dev/stdout: No space left"), "{words:?}: {said}");
+    assert_eq!(done.status.code(), Some(1), "{words:?}");
+}
+
 #[test]
 fn commands_reach_runs_and_their_vms() {
     let scratch = Scratch::new();
@@ -120,6 +131,9 @@ fn commands_reach_runs_and_their_vms() {
     let options = ["--harts", "2", "--swap", "json:{}.swap:1M"];
     let run = scratch.run(&[&a, Path::new("disks.toml")], &options, 2);
     let told = scratch.output("ps");
+    for words in [&["ps"][..], &["--help"], &["--version"], &["test", "--list"], &["bench"]] {
+        cannot_be_written(&scratch, words);
+    }
     let rows: Vec<Vec<&str>> = told.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows.len(), 2, "{told}");
     assert_eq!(rows[0][..5], ["a", "a", "running", "two-stage", "1"]);

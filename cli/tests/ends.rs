@@ -279,6 +279,38 @@ fn a_bundle_is_kept_where_it_is_asked_for() {
 }
 
 #[test]
+fn a_benchmark_that_is_interrupted_says_what_is_kept_and_leaves_no_copies() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let temporary = dir.path().join("tmp");
+    std::fs::create_dir(&temporary).expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    command.env("GNOMON_CACHE", dir.path().join("cache")).env("TMPDIR", &temporary);
+    command.args(["bench", "lane", "--subject", "native,firmware/two-stage"]);
+    let mut bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("gnomon");
+    let lines = BufReader::new(bench.stderr.take().expect("its messages")).lines();
+    let mut lines = lines.map(|line| line.expect("text"));
+    assert!(lines.any(|line| line == "gnomon: measuring lane"));
+    kill_process(Pid::from_child(&bench), Signal::INT).expect("it lives");
+    assert!(lines.any(|line| line.starts_with("gnomon: interrupted: the runs that have ended are kept")));
+    assert_eq!(bench.wait().expect("its status").code(), Some(128 + 2));
+    let left: Vec<_> = std::fs::read_dir(&temporary).expect("a directory").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// A script may have nothing to do. The guest is Debian's kernel.
+#[test]
+fn no_commands_are_done_at_once() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gnomon"));
+    let done = command.args(["run", "--memory", "128M", "--exec", ""]).output().expect("gnomon");
+    assert_eq!(
+        (done.status.code(), &done.stdout[..]),
+        (Some(0), &b""[..]),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+}
+
+#[test]
 fn what_follows_a_run_starts_a_line() {
     let scratch = Scratch::new("prompt# ");
     let run = words(&scratch.run(&[]));

@@ -161,7 +161,8 @@ fn one_debugger_at_a_time_and_nothing_stays_of_one_that_is_killed() {
     let mut said = String::new();
     let mut errors = BufReader::new(first.stderr.take().expect("its messages"));
     errors.read_line(&mut said).expect("text");
-    let at = said.trim().rsplit(' ').next().expect("an address").to_owned();
+    let at =
+        said.trim().strip_prefix("gnomon: waiting for gdb: target remote ").expect("what gdb is to be told").to_owned();
     let refused = run.command(&["gdb"]).code(1);
     assert!(String::from_utf8_lossy(&refused.get_output().stderr).contains("another debugger"));
     // It sets a breakpoint, which gdb leaves in the guest while that runs, and both are killed.

@@ -9,10 +9,11 @@ use gnomon::guest::debian::{Files, LEAN, Suite, Wanted};
 use says::says;
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -207,6 +208,7 @@ fn a_compilation_that_is_begun_here_ends_there_with_the_same_file() {
     // It takes some seconds.
     sleep(Duration::from_secs(1));
     names_are_the_kernels_own(&scratch, &said);
+    another_gdb_does_as_it_is_told(&scratch, &said);
     scratch.command(&["snapshot", "--run", "first", "-o", &file, "--stop"]).success();
     the_file_has_them(&scratch, &said);
     let said = end(run);
@@ -222,6 +224,39 @@ fn address_of(name: &str, said: &str) -> u64 {
     let line = said.lines().find(|line| line.split_whitespace().nth(2) == Some(name));
     let line = line.unwrap_or_else(|| panic!("no `{name}` in {said}"));
     u64::from_str_radix(line.trim().split(' ').next().expect("an address"), 16).expect("an address")
+}
+
+/// A gdb that is started otherwise has the names by the two lines that are printed for it. Their file goes with the command.
+fn another_gdb_does_as_it_is_told(scratch: &Scratch, said: &str) {
+    let waiting = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_gnomon"));
+        command.env("XDG_RUNTIME_DIR", scratch.0.path()).args(["gdb", "--listen", "127.0.0.1:0"]);
+        let mut waiting = command.stderr(Stdio::piped()).spawn().expect("gnomon gdb");
+        let (mut errors, mut noted) = (BufReader::new(waiting.stderr.take().expect("its messages")), String::new());
+        while !noted.contains("waiting for gdb") {
+            assert_ne!(errors.read_line(&mut noted).expect("text"), 0, "it ended: {noted}");
+        }
+        let words = ["gnomon: in gdb: ", "gnomon: waiting for gdb: "].map(|mark| {
+            let line = noted.lines().find_map(|line| line.strip_prefix(mark));
+            line.unwrap_or_else(|| panic!("no `{mark}` in {noted}")).to_owned()
+        });
+        let file = PathBuf::from(words[0].strip_prefix("symbol-file ").expect("a file"));
+        assert!(file.exists(), "{noted}");
+        (waiting, words, file)
+    };
+    let (mut first, words, file) = waiting();
+    let mut gdb = std::process::Command::new("gdb-multiarch");
+    gdb.args(["-nx", "-batch", "-ex", "set architecture riscv:rv64"]);
+    gdb.args(words.iter().flat_map(|word| ["-ex", word])).args(["-ex", "p/x (long)&linux_banner"]);
+    let done = gdb.args(["-ex", "detach"]).output().expect("gdb");
+    let told = String::from_utf8_lossy(&done.stdout).into_owned();
+    let expected = format!("$1 = {:#x}\n", address_of("linux_banner", said));
+    assert!(told.contains(&expected), "no `{expected}` in {told}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(first.wait().expect("its end").success() && !file.exists());
+    // It is ended while it waits.
+    let (mut second, _, file) = waiting();
+    assert!(std::process::Command::new("kill").arg(second.id().to_string()).status().expect("kill").success());
+    assert_eq!((second.wait().expect("its end").code(), file.exists()), (Some(128 + 15), false));
 }
 
 /// The file with symbols stays, for a gdb that was started otherwise.

@@ -4,6 +4,7 @@ mod pty;
 
 use pty::{PATIENCE_MS, Shell};
 use rexpect::session::spawn_command;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,64 @@ fn a_killed_run_leaves_the_terminal_as_it_was() {
     let mut shell = shell();
     shell.kill_by("KILL");
     expect_restored(&mut shell, "137");
+}
+
+#[test]
+fn a_run_that_is_stopped_gives_the_terminal_back_until_it_continues() {
+    let mut shell = shell();
+    shell.kill_by("TSTP");
+    shell.exp_string("Stopped").expect("the shell's word of it");
+    shell.expect_given_back();
+    shell.send_line("fg").expect("typing");
+    shell.wait_for_raw();
+    // A key that would be a signal goes to the guest again.
+    shell.type_in("\x03");
+    shell.exp_string("=> ").expect("another prompt");
+    shell.type_in("poweroff\r");
+    shell.exp_string("gnomon: u-boot powered off").expect("the end");
+    expect_restored(&mut shell, "0");
+}
+
+/// Starts a script that runs U-Boot, and prints `after STATUS` then.
+fn script(dir: &Path, run: &str) -> Shell {
+    let script = dir.join("script");
+    std::fs::write(&script, format!("{run}; echo after $?\n")).expect("a script");
+    Shell::start_by(Command::new("/bin/sh"), &format!("sh {}", script.display()))
+}
+
+/// The commands of scripts. The output of the second one is no terminal.
+const RUN: &str = "sh -c 'echo pid $$.; exec $GNOMON run --kernel u-boot --memory 128M'";
+const PIPED: &str = "sh -c 'echo pid $$. >/dev/tty; exec $GNOMON run --kernel u-boot --memory 128M' | cat";
+
+#[test]
+fn ctrl_z_stops_a_script_with_its_machine_until_it_continues() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut shell = script(dir.path(), PIPED);
+    shell.exp_string("Hit any key to stop autoboot").expect("U-Boot");
+    // Without a terminal at the output, keys come by lines, and Ctrl-Z is the shell's.
+    shell.type_in("\n\x1a");
+    shell.exp_string("Stopped").expect("the shell's word of it");
+    shell.wait_for_stop(true);
+    shell.expect_given_back();
+    shell.send_line("fg").expect("typing");
+    shell.wait_for_stop(false);
+    shell.send_line("\npoweroff").expect("typing");
+    shell.exp_string("gnomon: u-boot powered off").expect("the end");
+    shell.exp_string("after 0").expect("the script goes on");
+    expect_restored(&mut shell, "0");
+}
+
+#[test]
+fn a_script_goes_on_at_its_terminal_after_its_run_is_killed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut shell = script(dir.path(), RUN);
+    shell.exp_string("Hit any key to stop autoboot").expect("U-Boot");
+    shell.wait_for_raw();
+    shell.kill_by("KILL");
+    shell.exp_string("after 137").expect("the script goes on");
+    // The guard gives it back.
+    std::thread::sleep(Duration::from_secs(1));
+    expect_restored(&mut shell, "0");
 }
 
 #[test]

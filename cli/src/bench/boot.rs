@@ -16,10 +16,11 @@
 use super::counts::{Counts, Own};
 use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{number, ratio};
+use super::progress::Progress;
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
+use super::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::guest::debian::Software;
 use crate::guest::initramfs;
 use crate::host::build;
@@ -82,7 +83,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let (loads, software) = Loads::provide()?;
     let jobs: Vec<_> =
         VARIANTS.iter().flat_map(|variant| machines.iter().map(move |machine| (variant, *machine))).collect();
-    let step = progress("boot", jobs.len());
+    let step = Progress::begin("boot", jobs.len());
     let rows = in_parallel(&jobs, |((variant, append), machine)| {
         let figures = loads.figures(lab, *machine, (append, choice.svadu)).map_err(|why| why.to_string());
         step.done(&format!("{}, {variant}", machine.name()));

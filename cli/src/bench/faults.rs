@@ -7,10 +7,11 @@
 
 use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::number;
+use super::progress::Progress;
 use super::report::{Block, Chart, ChartKind, Line, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
+use super::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
@@ -47,7 +48,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
     let guests = build::guests()?;
     let guest = guests.get("faults").ok_or_else(|| miette!("there is no test guest `faults`"))?;
     let jobs: Vec<_> = subjects.flat_map(|subject| VCPUS.map(|vcpus| (subject, vcpus))).collect();
-    let step = progress("faults", jobs.len());
+    let step = Progress::begin("faults", jobs.len());
     let rows: Vec<Row> = in_parallel(&jobs, |&(subject, vcpus)| {
         let load = Load {
             kernel: guest.clone(),

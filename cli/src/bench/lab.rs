@@ -8,6 +8,7 @@ use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
 use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
+use crate::host::tty;
 use crate::host::words::sha256;
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{Disk, DiskSpec, Use};
@@ -28,7 +29,10 @@ use meter::core::Core;
 use miette::{IntoDiagnostic, miette};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -150,6 +154,22 @@ impl Copies {
     }
 }
 
+/// From now on, a signal that ends this program removes the copies, and is reported with what is kept.
+fn stop_at_signals(copies: PathBuf) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            tty::say("gnomon: interrupted: the runs that have ended are kept, and the same command goes on after them");
+            // A shell in the place of this program: without its threads, which would fail for want of the copies.
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "rm -rf -- \"$0\"; exit $1"]).arg(&copies).arg(tty::signal_status(signal).to_string());
+            let _ = shell.exec();
+            tty::give_up(signal);
+        }
+    });
+    Ok(())
+}
+
 impl Lab {
     /// Builds what is needed. With `is_fresh`, what the cache keeps of earlier runs does not count.
     ///
@@ -160,6 +180,7 @@ impl Lab {
             Core::find_all(cores.iter().map(String::as_str)).map_err(crate::machine::meter::MeterError::from)?;
         prune(&cache("bench")?, KEPT);
         let copies = Copies { dir: tempfile::tempdir().into_diagnostic()?, known: Mutex::default() };
+        stop_at_signals(copies.dir.path().to_owned()).into_diagnostic()?;
         let core_name = |name: &String| match Core::names().find(|known| known == name) {
             Some(built_in) => Ok(built_in.to_owned()),
             None => Ok(copies.of(Path::new(name))?.to_string_lossy().into_owned()),

@@ -2,11 +2,12 @@
 //! region what the meter counted there.
 
 use super::counts::{CoreCounts, Counts, Exits};
+use super::in_parallel;
 use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
+use super::progress::Progress;
 use super::report::{Block, Chart, ChartKind, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::{in_parallel, progress};
 use crate::guest::debian::{LEAN, Software};
 use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
@@ -94,7 +95,7 @@ impl Plan {
         let promise = |case: &Case| Case { svadu: case.svadu || choice.svadu, ..case.clone() };
         let cases: Vec<_> = self.cases.iter().map(promise).collect();
         let jobs: Vec<_> = cases.iter().flat_map(|case| subjects.iter().map(move |subject| (case, *subject))).collect();
-        let step = progress(self.name, jobs.len());
+        let step = Progress::begin(self.name, jobs.len());
         let mut runs = in_parallel(&jobs, |(case, subject)| {
             let load = Load {
                 kernel: kernel.file.clone(),

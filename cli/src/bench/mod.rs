@@ -22,6 +22,7 @@ pub mod overcommit;
 pub mod page;
 pub mod papers;
 mod plot;
+mod progress;
 pub mod report;
 mod series;
 pub mod subject;
@@ -29,7 +30,6 @@ pub mod table;
 pub mod vkernel;
 
 use crate::host::pool::{self, Job};
-use crate::host::progress::Step;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -48,11 +48,6 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> 
         results.lock().unwrap_or_else(PoisonError::into_inner).insert(at, result);
     });
     results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
-}
-
-/// Shows how many of an experiment's runs are done.
-fn progress(name: &str, runs: usize) -> Step {
-    Step::counted(&format!("measuring {name}"), runs)
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@
 
 use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{Case, Plan, number, ratio};
+use super::progress::Progress;
 use super::report::{Block, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel, progress};
+use super::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::guest::debian::Software;
 use crate::subject::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use miette::miette;
@@ -45,7 +46,7 @@ pub fn measure(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Repor
     let subjects = choice.subjects("overcommit", Extra::None, can).unwrap_or_default();
     let (kernel, workload) = (Software::Kernel.provide()?, Kind::Timed.provide(scale, HugePages::Never)?);
     let jobs: Vec<_> = subjects.iter().flat_map(|subject| VCPUS.map(|vcpus| (*subject, vcpus))).collect();
-    let step = progress("overcommit", jobs.len());
+    let step = Progress::begin("overcommit", jobs.len());
     let rows: Vec<Row> = in_parallel(&jobs, |(subject, vcpus)| {
         let load = Load {
             kernel: kernel.file.clone(),

@@ -1,12 +1,13 @@
 //! A series: one test guest, run on each subject with several arguments, and what it cost each time.
 
 use super::counts::{CoreCounts, Counts};
+use super::in_parallel;
 use super::lab::{Keeping, Lab, Load, Nesting, Processors};
 use super::linux::{number, ratio};
+use super::progress::Progress;
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
-use super::{in_parallel, progress};
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
@@ -135,7 +136,7 @@ pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Se
     let subjects = choice.subjects(plan.name, Extra::None, can)?;
     let guests = build::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
-    let step = progress(plan.name, subjects.len());
+    let step = Progress::begin(plan.name, subjects.len());
     Ok(in_parallel(&subjects, |&subject| {
         let points = points(plan, lab, guest, subject).map_err(|why| why.to_string());
         step.done(&format!("{} on {subject}", plan.name));

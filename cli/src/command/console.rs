@@ -3,7 +3,7 @@
 use super::control::Whom;
 use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
-use crate::host::tty::{self, RawMode};
+use crate::host::tty::{self, RawMode, Screen};
 use clap::Args;
 use std::io::{stderr, stdout};
 
@@ -27,7 +27,7 @@ impl ConsoleArgs {
         let end = {
             let _raw = match form {
                 Form::Terminal => {
-                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(""));
+                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(Screen::SAME));
                     Some(raw.map_err(ControlError::Terminal)?)
                 }
                 Form::Plain => None,

@@ -9,6 +9,8 @@ use crate::host::output::Kind;
 use crate::host::socket::PrivateSocket;
 use crate::host::tty;
 use clap::Args;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -85,7 +87,7 @@ impl GdbArgs {
             Kernel::Found { base, count, modules, file } => {
                 let symbols = match &self.symbols {
                     Some(path) => SYMBOLS.write(path, &file).map(|()| SymbolFile::Kept(path.clone()))?,
-                    None => match made(&file) {
+                    None => match made(&file).and_then(|made| self.remove_at_signals(made.path()).map(|()| made)) {
                         Ok(made) => SymbolFile::Made(made),
                         Err(why) => {
                             let why = format!("gnomon: gdb gets no symbols, since their file cannot be written: {why}");
@@ -102,6 +104,21 @@ impl GdbArgs {
         }
     }
 
+    /// From now on, a signal that ends this program removes that file first.
+    fn remove_at_signals(&self, path: &Path) -> std::io::Result<()> {
+        // Ctrl-C is gdb's, if this program has started one.
+        let keys = [SIGINT, SIGQUIT].into_iter().filter(|_| self.listen.is_some());
+        let mut signals = Signals::new(keys.chain([SIGHUP, SIGTERM]))?;
+        let path = path.to_owned();
+        std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let _ = std::fs::remove_file(&path);
+                tty::give_up(signal);
+            }
+        });
+        Ok(())
+    }
+
     /// Starts gdb at a private socket; returns its status.
     fn start(&self, debugged: &mut Debugged) -> miette::Result<u8> {
         let at = |source| ControlError::Listen { at: "a socket of its own".into(), source };
@@ -109,7 +126,7 @@ impl GdbArgs {
         let symbols = self.symbols(debugged)?;
         // Ctrl-C is gdb's.
         let interrupted = Arc::new(AtomicBool::new(false));
-        let _ = signal_hook::flag::register(signal_hook::consts::SIGINT, interrupted);
+        let _ = signal_hook::flag::register(SIGINT, interrupted);
         let mut gdb = Command::new(&self.gdb);
         // Debian's gdb takes GNU/Linux for its default, and then steps by breakpoints of its own.
         gdb.args(["-ex", "set architecture riscv:rv64", "-ex", "set osabi none"]);

@@ -140,7 +140,12 @@ pub fn main() -> ExitCode {
 /// Ends with the message about a command line that is not valid, or with the help that was asked for.
 fn wrong_usage(why: &clap::Error) -> ! {
     if !why.use_stderr() {
-        why.exit();
+        let printed = script::printed(why.print());
+        printed.unwrap_or_else(|lost| {
+            complain(&lost.into());
+            std::process::exit(STATUS_INPUT.into())
+        });
+        std::process::exit(why.exit_code())
     }
     tty::say(why.render().to_string().trim_end());
     std::process::exit(why.exit_code())

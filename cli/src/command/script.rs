@@ -48,8 +48,15 @@ impl Need {
 /// # Errors
 /// If it cannot be written. A reader that has closed the pipe is not an error.
 pub(super) fn print(text: &str) -> Result<(), IoError> {
-    let mut out = stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    printed(stdout().lock().write_all(text.as_bytes()))
+}
+
+/// Flushes standard output, to which text was written with that result.
+///
+/// # Errors
+/// As [`print`].
+pub(super) fn printed(written: std::io::Result<()>) -> Result<(), IoError> {
+    match written.and_then(|()| stdout().flush()) {
         Err(why) if why.kind() != ErrorKind::BrokenPipe => Err(IoError::at("write", "/dev/stdout")(why)),
         _ => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! `gnomon test`.
 
-use super::script::Need;
+use super::script::{self, Need};
 use crate::host::processors;
 use crate::testing::{Extent, Suite, junit};
 use clap::Args;
@@ -63,7 +63,7 @@ impl TestArgs {
     pub fn run(self) -> miette::Result<u8> {
         let suite = self.suite()?;
         if self.list {
-            suite.names().for_each(|name| println!("{name}"));
+            script::print(&suite.names().map(|name| format!("{name}\n")).collect::<String>())?;
             return Ok(0);
         }
         // Now, rather than when all has been run: a file that cannot be is told at once.
@@ -73,14 +73,14 @@ impl TestArgs {
         let wall = started.elapsed();
         // Its own, and that of all that it has started.
         let cpu = processors::so_far(std::process::id()).unwrap_or_default();
-        tally.times(wall, cpu).iter().for_each(|line| println!("{line}"));
-        tally.explained().for_each(|line| println!("{line}"));
-        println!("{}", tally.summary());
+        let lines = tally.times(wall, cpu).into_iter().chain(tally.explained()).chain([tally.summary()]);
+        let printed = script::print(&lines.map(|line| format!("{line}\n")).collect::<String>());
         if let Some(path) = &self.junit {
             let mut text = Vec::new();
             junit::write(&tally, wall, &mut text).into_diagnostic()?;
             junit::FILE.write(path, &text)?;
         }
+        printed?;
         Ok(u8::from(!tally.is_good()))
     }
 }

@@ -7,7 +7,7 @@ use crate::control::sample::{Sample, Sampler};
 use crate::control::screen::{Order, help, screen};
 use crate::control::trace::{self, Trace};
 use crate::host::place::IoError;
-use crate::host::tty::{self, RawMode, TerminalSize};
+use crate::host::tty::{self, RawMode, Screen, TerminalSize};
 use abi::control::{self, MOST_EVENTS};
 use clap::Args;
 use miette::miette;
@@ -63,7 +63,7 @@ impl TopArgs {
         }
         let events =
             events().map_err(|why| miette!(help = "try another terminal", "cannot watch the terminal: {why}"))?;
-        let full = FullScreen::begin()
+        let full = RawMode::enter(Screen::OTHER)
             .map_err(|why| miette!(help = "try another terminal", "cannot use the terminal: {why}"))?;
         let end = show(&mut sampler, before, interval, &events);
         drop(full);
@@ -74,28 +74,6 @@ impl TopArgs {
             }
             end => Ok(end.map(|()| 0)?),
         }
-    }
-}
-
-/// The terminal is for this program alone as long as this lives; then it is as it was before.
-struct FullScreen(RawMode);
-
-impl FullScreen {
-    /// The cursor, and the first screen.
-    const LAST: &str = "\x1b[?25h\x1b[?1049l";
-
-    fn begin() -> std::io::Result<Self> {
-        let raw = RawMode::enter(Self::LAST)?;
-        // The other screen, no cursor.
-        put("\x1b[?1049h\x1b[?25l");
-        Ok(Self(raw))
-    }
-}
-
-impl Drop for FullScreen {
-    fn drop(&mut self) {
-        put(Self::LAST);
-        let Self(_raw) = self;
     }
 }
 

@@ -4,13 +4,12 @@ use crate::host::tty;
 use crate::host::words::shown;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// One step of work that may take a while.
 #[derive(Debug)]
 pub struct Step {
     bar: ProgressBar,
-    started: Instant,
 }
 
 impl Step {
@@ -29,20 +28,16 @@ impl Step {
     /// Starts so many steps of one kind.
     #[must_use]
     pub fn counted(what: &str, steps: usize) -> Self {
-        Self::start(what, "{spinner} {prefix} [{bar:30}] {pos}/{len}, {eta} left {wide_msg}", Some(steps as u64))
+        Self::start(what, "{spinner} {prefix} [{bar:30}] {pos}/{len} {wide_msg}", Some(steps as u64))
     }
 
-    /// One of them is done.
-    pub fn done(&self, what: &str) {
+    /// One of them is done. The rest may take so long.
+    pub fn done(&self, what: &str, left: Option<Duration>) {
         self.bar.inc(1);
-        self.note(what);
+        let left = left.map(about).unwrap_or_default();
+        self.note(format!("{what}{left}"));
         if self.bar.is_hidden() {
             let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
-            let left = match left(self.started.elapsed(), done, all).as_secs() {
-                0 => String::new(),
-                seconds @ ..60 => format!(", about {seconds} s left"),
-                seconds => format!(", about {} min left", seconds.div_ceil(60)),
-            };
             tty::say(&format!("gnomon: {done}/{all}: {what}{left}"));
         }
     }
@@ -54,7 +49,7 @@ impl Step {
             if let Some(length) = length {
                 bar.set_length(length);
             }
-            return Self { bar, started: Instant::now() };
+            return Self { bar };
         }
         let bar = match length {
             Some(length) => ProgressBar::new(length),
@@ -66,7 +61,7 @@ impl Step {
         }
         bar.set_prefix(shown(what));
         bar.enable_steady_tick(Duration::from_millis(120));
-        Self { bar, started: Instant::now() }
+        Self { bar }
     }
 
     /// Says what is being done right now.
@@ -98,10 +93,13 @@ impl Step {
     }
 }
 
-/// Estimates the remaining time: each further step takes as long as the mean of those done.
-fn left(elapsed: Duration, done: u64, all: u64) -> Duration {
-    let rest = all.saturating_sub(done);
-    elapsed.mul_f64(if done == 0 { 0.0 } else { rest as f64 / done as f64 })
+/// Returns the words for the remaining time.
+fn about(left: Duration) -> String {
+    match left.as_secs() {
+        0 => String::new(),
+        seconds @ ..60 => format!(", about {seconds} s left"),
+        seconds => format!(", about {} min left", seconds.div_ceil(60)),
+    }
 }
 
 impl Drop for Step {
@@ -115,11 +113,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rest_takes_as_long_as_what_was() {
-        let minute = Duration::from_secs(60);
-        assert_eq!(
-            [left(minute, 1, 4), left(minute, 4, 4), left(minute, 0, 4)],
-            [3 * minute, Duration::ZERO, Duration::ZERO]
-        );
+    fn the_rest_is_said_in_seconds_or_minutes() {
+        let said = [0, 1, 59, 60, 61, 7200].map(|seconds| about(Duration::from_secs(seconds)));
+        let minutes = [", about 1 min left", ", about 2 min left", ", about 120 min left"];
+        assert_eq!(said[..3], ["", ", about 1 s left", ", about 59 s left"]);
+        assert_eq!(said[3..], minutes);
     }
 }

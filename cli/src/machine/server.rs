@@ -9,6 +9,7 @@ use rustix::process::umask;
 use rustix::thread::CapabilitySet;
 use share::files::Descriptors;
 use share::server::Server;
+use std::io::{Write, stdout};
 use std::path::Path;
 
 /// The line that says that the server has confined itself and serves.
@@ -56,12 +57,15 @@ impl ServerArgs {
         let server = match self.server() {
             Ok(server) => server,
             Err(failure) => {
-                println!("{failure}");
+                let _ = writeln!(stdout(), "{failure}");
                 return 1;
             }
         };
-        println!("{READY}");
-        self.serve(server)
+        match writeln!(stdout(), "{READY}") {
+            Ok(()) => self.serve(server),
+            // The command that has started it is gone.
+            Err(_) => 1,
+        }
     }
 
     fn serve(&self, mut server: Server) -> u8 {

@@ -86,7 +86,7 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let raw = match prepared.console {
         ConsoleMode::Attached => {
             tty::say("gnomon: Ctrl-A x ends the run, Ctrl-A h shows the other keys");
-            Some(tty::RawMode::enter("").map_err(MachineError::from)?)
+            Some(tty::RawMode::enter(tty::Screen::SAME).map_err(MachineError::from)?)
         }
         ConsoleMode::Lines => None,
     };

@@ -180,7 +180,7 @@ pub fn run(prepared: &Prepared, show: &ShowSpec) -> miette::Result<u8> {
     forward_signals(&line).map_err(MachineError::from)?;
     let (machine, stopper) = Machine::start(&spec)?;
     let raw = match io() {
-        Io::Terminal => Some(tty::RawMode::enter("").map_err(MachineError::from)?),
+        Io::Terminal => Some(tty::RawMode::enter(tty::Screen::SAME).map_err(MachineError::from)?),
         _ => None,
     };
     if let Some(size) = TerminalSize::of_output().filter(|_| raw.is_some()) {

@@ -1,6 +1,7 @@
 //! Counts and shows results, and what they took.
 
 use std::fmt;
+use std::io::{Write, stdout};
 use std::iter::Sum;
 use std::ops::AddAssign;
 use std::time::Duration;
@@ -25,6 +26,14 @@ pub struct Verdict {
     pub output: Vec<String>,
 }
 
+/// Prints a line of what has happened so far. Output that is lost is an error of the summary's.
+fn show(line: &str) {
+    // Of a unit test nothing is shown: this is not captured.
+    if !cfg!(test) {
+        let _ = writeln!(stdout(), "{line}");
+    }
+}
+
 impl Verdict {
     /// One that passed.
     pub fn passed(name: impl Into<String>) -> Self {
@@ -37,8 +46,8 @@ impl Verdict {
     }
 
     fn show_failure(&self, spent: &str, why: &str) {
-        println!("FAIL {}{spent}: {why}", self.name);
-        self.quoted().for_each(|line| println!("{line}"));
+        show(&format!("FAIL {}{spent}: {why}", self.name));
+        self.quoted().for_each(|line| show(&line));
     }
 
     fn quoted(&self) -> impl Iterator<Item = String> {
@@ -108,13 +117,13 @@ impl Tally {
     /// Counts a run, and shows each of its results; with the last, or where programs have told them all before, what it took.
     pub fn add(&mut self, run: Run) {
         if run.verdicts.is_empty() {
-            println!("     {} took {}", run.name, run.spent);
+            show(&format!("     {} took {}", run.name, run.spent));
         }
         let last = run.verdicts.len().saturating_sub(1);
         for (at, verdict) in run.verdicts.iter().enumerate() {
             let spent = if at == last { format!(" ({})", run.spent) } else { String::new() };
             match &verdict.result {
-                Ok(()) => println!("ok   {}{spent}", verdict.name),
+                Ok(()) => show(&format!("ok   {}{spent}", verdict.name)),
                 Err(why) => verdict.show_failure(&spent, why),
             }
         }
@@ -127,7 +136,7 @@ impl Tally {
         failures.clone().for_each(|(verdict, why)| verdict.show_failure("", why));
         match verdicts.len() - failures.count() {
             0 => {}
-            passed => println!("ok   {name}: {passed} tests"),
+            passed => show(&format!("ok   {name}: {passed} tests")),
         }
         self.runs.push(Run { name, verdicts, spent: Spent::default() });
     }

@@ -2,12 +2,13 @@
 
 use crate::bench::boot::{Loads, Machine, VARIANTS};
 use crate::bench::counts::Counts;
+use crate::bench::in_parallel;
 use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use crate::bench::linux::{command_line, complete, number, ratio};
+use crate::bench::progress::Progress;
 use crate::bench::report::Block;
 use crate::bench::subject::{Choice, Extra, Subject};
 use crate::bench::table::Table;
-use crate::bench::{in_parallel, progress};
 use crate::guest::debian::HostKernel;
 use crate::subject::kvm::KvmKernel;
 use crate::subject::workload::{HugePages, Kind, Region, Scale, TOUCH, Workload};
@@ -88,7 +89,7 @@ impl Linux {
         let workload = Kind::Nested.provide(Scale::Quick, HugePages::Never)?;
         let machines = levels.iter().flat_map(|level| [(*level, false), (*level, true)]);
         let jobs: Vec<_> = std::iter::once((BARE, true)).chain(machines).collect();
-        let step = progress("nested", jobs.len());
+        let step = Progress::begin("nested", jobs.len());
         let runs = in_parallel(&jobs, |&(level, has_programs)| {
             let run = if has_programs {
                 level.programs(lab, &workload, choice).map(Done::Programs)

@@ -27,6 +27,12 @@ impl Chain {
         self.of_kind(is_written).map(|buffer| u64::from(buffer.bytes)).sum()
     }
 
+    /// Returns the bytes at the start of the buffers that the device reads which lie together within a page: at most `most`.
+    pub(super) fn first(&self, most: usize) -> usize {
+        let first = self.places((false, 0), most).next();
+        first.map_or(0, |(gpa, bytes)| bytes.min((PAGE_BYTES - gpa % PAGE_BYTES) as usize))
+    }
+
     /// Returns the places, address and bytes (1 or more), at `offset` of the buffers that the device writes, or of
     /// those that it reads: no more than `most` bytes.
     pub(super) fn places(

@@ -106,13 +106,24 @@ pub(super) fn next_chain(
     outside: &mut dyn Outside,
     budget: &mut Budget,
 ) -> Result<Option<Chain>, Stop> {
-    match queue.take(outside)? {
-        Some(chain) => {
-            budget.pay_for_chain(&chain);
-            Ok(Some(chain))
+    let mut chain = Chain::default();
+    Ok(next_chain_into(&mut chain, queue, outside, budget)?.then_some(chain))
+}
+
+/// Like [`next_chain`], into an existing chain, which has room for buffers. Returns whether there was one.
+pub(super) fn next_chain_into(
+    chain: &mut Chain,
+    queue: &mut Queue,
+    outside: &mut dyn Outside,
+    budget: &mut Budget,
+) -> Result<bool, Stop> {
+    match queue.take_into(chain, outside)? {
+        true => {
+            budget.pay_for_chain(chain);
+            Ok(true)
         }
-        None if queue.await_more(outside)? => Ok(None),
-        None => Err(Stop::Idle),
+        false if queue.await_more(outside)? => Ok(false),
+        false => Err(Stop::Idle),
     }
 }
 

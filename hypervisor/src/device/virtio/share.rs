@@ -12,7 +12,7 @@
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::pace::Pace;
-use super::portion::{Budget, STEP, Stop, free_place, next_chain};
+use super::portion::{Budget, STEP, Stop, free_place, next_chain_into};
 use super::queue::{Chain, Queue, Trouble, USUAL};
 use super::queues::Queues;
 use super::transport::Mmio;
@@ -31,6 +31,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 use message::{Answer, Change, ERROR, Errno, HEAD, Head, READ_HEAD, SMALL, Verdict};
 use rv::PAGE_BYTES;
 
@@ -38,6 +39,9 @@ mod message;
 
 /// The most that a portion may cost, in bytes that are copied.
 const PORTION: usize = 256 << 10;
+
+/// The most bytes of a message that are read together with its head: most messages are not longer.
+const FIRST: usize = 64;
 
 /// The GPA and the PLIC source of the first share. Others follow, in steps of a page.
 const AT: (u64, u32) = (0x1000_a000, 12);
@@ -100,6 +104,10 @@ pub struct Share {
     /// The tag by which the guest mounts it.
     tag: String,
     works: Vec<Option<Work>>,
+    /// The next chain is taken here.
+    next: Chain,
+    /// Chains that were given back: their room for buffers is used again.
+    spare: Vec<Chain>,
     /// The one that is still to be begun.
     asking: Option<usize>,
     /// The requests that are over, and are to be given back: with the number of bytes.
@@ -114,8 +122,18 @@ impl Share {
     /// Makes a share that the guest mounts by `tag`, on a machine with `timebase` ticks a second.
     #[must_use]
     pub fn new(port: Arc<Mutex<Port>>, tag: &str, timebase: u64) -> Self {
-        let (works, over, pace) = (Vec::new(), VecDeque::new(), Pace::new(timebase));
-        Self { port, tag: tag.into(), works, asking: None, over, files: 0, pace, counts: Counts::default() }
+        Self {
+            port,
+            tag: tag.into(),
+            works: Vec::new(),
+            next: Chain::default(),
+            spare: Vec::new(),
+            asking: None,
+            over: VecDeque::new(),
+            files: 0,
+            pace: Pace::new(timebase),
+            counts: Counts::default(),
+        }
     }
 
     /// Returns the device's counts.
@@ -148,7 +166,7 @@ impl Share {
             budget.pay(STEP)?;
             queue.give(&self.work(at).chain, written, outside)?;
             self.over.pop_front();
-            self.works[at] = None;
+            self.spare.extend(self.works[at].take().map(|work| work.chain));
             return Ok(());
         }
         // What an earlier life has asked for comes first: it may be about the same files.
@@ -160,7 +178,10 @@ impl Share {
             return self.ask(at, port, outside, budget);
         }
         let at = free_place(&mut self.works, USUAL).ok_or(Stop::Idle)?;
-        let Some(chain) = next_chain(queue, outside, budget)? else { return budget.pay(STEP) };
+        if !next_chain_into(&mut self.next, queue, outside, budget)? {
+            return budget.pay(STEP);
+        }
+        let chain = mem::replace(&mut self.next, self.spare.pop().unwrap_or_default());
         self.works[at] = Some(Work { chain, open: None, is_checked: false, copied: 0 });
         self.asking = Some(at);
         Ok(())
@@ -195,11 +216,13 @@ impl Share {
         Ok(())
     }
 
-    /// Reads a message's head, and takes units for it and its answer.
+    /// Reads a message's head, and what lies together with it; takes units for the message and its answer.
     fn open(&mut self, at: usize, port: &mut Port, outside: &mut dyn Outside) -> Result<(), Stop> {
         let chain = &self.work(at).chain;
         let (there, room) = (chain.room(false), chain.room(true));
-        let head = chain.hear::<HEAD>(0, outside)?.map(Head::of);
+        let mut first = [0; FIRST];
+        let first = &mut first[..chain.first(FIRST).max(HEAD)];
+        let head = chain.hear_some(0, first, outside)?.then(|| first.first_chunk()).flatten().copied().map(Head::of);
         // A message without room for an error cannot be answered with one.
         let Some(head) = head.filter(|_| room >= ERROR as u64) else {
             self.counts.refused += 1;
@@ -212,13 +235,19 @@ impl Share {
         // What reads says how much: then there is to be room for that.
         let mut count = 0;
         if let Some(offset) = head.count_at() {
-            count = u32::from_le_bytes(chain.hear(offset as u64, outside)?.unwrap_or_default());
+            let heard = first.get(offset..).and_then(|rest| rest.first_chunk());
+            let heard = heard.map_or_else(|| chain.hear(offset as u64, outside), |count| Ok(Some(*count)))?;
+            count = u32::from_le_bytes(heard.unwrap_or_default());
         }
         let most = (u64::from(count) + READ_HEAD as u64).min(room).clamp(SMALL as u64, MOST_MESSAGE as u64);
         let asked = Asked { units: Units::NONE, message: head.bytes, room: most as usize };
         // If there are too few, some are in flight.
         let units = port.take(asked.bytes()).ok_or(Stop::Idle)?;
-        self.work(at).open = Some((head, Asked { units, ..asked }));
+        let asked = Asked { units, ..asked };
+        let first = &first[..first.len().min(asked.message)];
+        port.buffer(units)[asked.message()][..first.len()].copy_from_slice(first);
+        let work = self.work(at);
+        (work.open, work.copied) = (Some((head, asked)), first.len());
         Ok(())
     }
 

@@ -99,6 +99,21 @@ const TYPES: [(u8, &[Field]); 27] = [
     (REMOVE, &[Plain(4)]),
 ];
 
+/// The fields of each type, by its number.
+static FIELDS: [Option<&[Field]>; 128] = {
+    let (mut fields, mut at) = ([None; 128], 0);
+    while at < TYPES.len() {
+        fields[TYPES[at].0 as usize] = Some(TYPES[at].1);
+        at += 1;
+    }
+    fields
+};
+
+/// Returns the fields of a type of messages, if there is such a type.
+fn fields_of(kind: u8) -> Option<&'static [Field]> {
+    FIELDS.get(usize::from(kind)).copied().flatten()
+}
+
 /// The head of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
@@ -181,10 +196,7 @@ impl Head {
         if self.bytes > most {
             return Err(Errno::MessageSize);
         }
-        match TYPES.iter().any(|(kind, _)| *kind == self.kind) {
-            true => Ok(()),
-            false => Err(Errno::NotSupported),
-        }
+        fields_of(self.kind).map(drop).ok_or(Errno::NotSupported)
     }
 
     /// Returns the offset at which the message says how many bytes it asks for, if it reads.
@@ -238,10 +250,9 @@ impl Head {
 
     /// Checks that a message has all fields of its type, and nothing behind them.
     fn fields(self, message: &[u8]) -> Result<(), Errno> {
-        let found = TYPES.iter().find(|(kind, _)| *kind == self.kind);
-        let (_, fields) = found.ok_or(Errno::NotSupported)?;
+        let fields = fields_of(self.kind).ok_or(Errno::NotSupported)?;
         let mut rest = message.get(HEAD..).ok_or(Errno::Invalid)?;
-        for field in *fields {
+        for field in fields {
             match *field {
                 Plain(bytes) => _ = take(&mut rest, bytes)?,
                 NewFile => match number(take(&mut rest, 4)?) {
