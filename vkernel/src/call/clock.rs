@@ -2,6 +2,7 @@
 
 use super::Args;
 use crate::errno::{Errno, Result};
+use crate::task::credentials::Capability;
 use crate::task::futex::deadline;
 use crate::task::signal::{self, Info, number};
 use crate::task::timers::{self, SECOND};
@@ -52,7 +53,9 @@ pub(super) fn set(task: &Task, [clock, from, ..]: Args) -> Result<u64> {
     if clock as u32 != linux::CLOCK_REALTIME {
         return Err(Errno::INVAL);
     }
-    timers::set_time_of_day(read(task, from)?);
+    let to = read(task, from)?;
+    task.need(Capability::SysTime)?;
+    timers::set_time_of_day(to);
     Ok(0)
 }
 

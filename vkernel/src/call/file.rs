@@ -1,13 +1,14 @@
 //! Calls about open files.
 
-use super::{Args, CURRENT, last};
+use super::{Args, CURRENT, last, name};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::{Content, OpenFile, is_directory};
 use crate::fs::memory::MemoryNode;
-use crate::fs::path::{Last, Place, Target};
+use crate::fs::path::{Last, Place, Position, Target};
 use crate::fs::{Attribute, Kind, New, Node, Status, pipe};
 use crate::memory::user::{bytes_of, zeroed};
 use crate::task::Task;
+use crate::task::credentials::{Birth, Credentials, EXECUTE, READ, WRITE};
 use crate::task::timers::SECOND;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,8 +17,15 @@ use linux_raw_sys::{general as linux, ioctl};
 pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> Result<u64> {
     let path = task.path(path)?;
     let flags = flags as u32;
+    if flags & TEMPORARY == TEMPORARY {
+        return open_temporary(task, fd, &path, flags, mode as u32);
+    }
+    if flags & (linux::O_CREAT | linux::O_DIRECTORY) == linux::O_CREAT | linux::O_DIRECTORY {
+        return Err(Errno::INVAL);
+    }
     let position = task.position();
     let start = task.start(fd, &position, &path)?;
+    let mut is_new = false;
     let keeps_link =
         flags & linux::O_NOFOLLOW != 0 || flags & (linux::O_CREAT | linux::O_EXCL) == linux::O_CREAT | linux::O_EXCL;
     let place = match position.find(&start, &path, if keeps_link { Last::Keep } else { Last::Follow })? {
@@ -26,16 +34,20 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
         Target::Absent(..) if flags & linux::O_CREAT == 0 => return Err(Errno::NOENT),
         Target::Absent(_, _) if path.ends_with('/') => return Err(Errno::ISDIR),
         Target::Absent(directory, name) => {
-            let mode = mode as u32 & 0o7777 & !position.mask;
-            match directory.node.create(&name, New::File, mode) {
-                Ok(_) => directory.child(&name)?,
+            let birth = birth(&position, &directory, false, mode as u32)?;
+            match directory.node.create(&name, New::File, birth) {
+                Ok(_) => {
+                    is_new = true;
+                    directory.child(&name)?
+                }
                 // Another process was faster.
                 Err(Errno::EXIST) if flags & linux::O_EXCL == 0 => directory.child(&name)?,
                 Err(why) => return Err(why),
             }
         }
     };
-    let file = open_place(place, flags)?;
+    let user = if is_new { None } else { Some(&*position.user) };
+    let file = open_place(place, flags, user)?;
     if let Some(pipe) = file.stream().and_then(|stream| stream.as_pipe()) {
         let is_nonblocking = file.is_nonblocking();
         crate::task::wait::interruptible(&task.thread, pipe.opened(is_nonblocking)).await??;
@@ -43,7 +55,48 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
     task.add_file(file, flags & linux::O_CLOEXEC != 0)
 }
 
-fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
+/// `O_TMPFILE`.
+const TEMPORARY: u32 = linux::__O_TMPFILE | linux::O_DIRECTORY;
+
+/// Opens a new file without a name, in the file system of a directory.
+fn open_temporary(task: &Task, fd: u64, path: &str, flags: u32, mode: u32) -> Result<u64> {
+    if flags & linux::O_ACCMODE == linux::O_RDONLY || flags & linux::O_CREAT != 0 {
+        return Err(Errno::INVAL);
+    }
+    let position = task.position();
+    let directory = position.present(&task.start(fd, &position, path)?, path, Last::Follow)?;
+    if directory.node.status().kind != Kind::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    let birth = birth(&position, &directory, false, mode)?;
+    let node = MemoryNode::unnamed(Some(directory.node.as_memory().ok_or(Errno::OPNOTSUPP)?), birth);
+    let name = alloc::format!("#{} (deleted)", node.status().id.1);
+    let place = Arc::new(Place { parent: Some(directory), name, node: Arc::clone(&node) });
+    let file = OpenFile::new(Content::Node(node), Some(place), flags & !TEMPORARY);
+    task.add_file(file, flags & linux::O_CLOEXEC != 0)
+}
+
+/// Returns the mode and the owner of a new node, if the directory lets the user make one.
+pub(super) fn birth(position: &Position, directory: &Place, is_directory: bool, mode: u32) -> Result<Birth> {
+    let status = directory.node.status();
+    position.user.check(&status, WRITE | EXECUTE)?;
+    Ok(position.user.birth(&status, is_directory, mode & 0o7777 & !position.mask))
+}
+
+/// Checks that a user may open a node.
+fn check_open(user: &Credentials, status: &Status, flags: u32) -> Result<()> {
+    let access = match flags & linux::O_ACCMODE {
+        linux::O_RDONLY => READ,
+        linux::O_WRONLY => WRITE,
+        _ => READ | WRITE,
+    };
+    let truncates = if flags & linux::O_TRUNC != 0 { WRITE } else { 0 };
+    user.check(status, access | truncates)?;
+    if flags & linux::O_NOATIME != 0 { user.check_owner(status) } else { Ok(()) }
+}
+
+/// Opens the node at a place, with the rights of a user if it is not a new one.
+fn open_place(place: Arc<Place>, flags: u32, user: Option<&Credentials>) -> Result<Arc<OpenFile>> {
     let status = place.node.status();
     let writes = flags & linux::O_ACCMODE != linux::O_RDONLY;
     let is_path = flags & linux::O_PATH != 0;
@@ -54,6 +107,9 @@ fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
         _ if flags & linux::O_DIRECTORY != 0 => return Err(Errno::NOTDIR),
         Kind::Socket if !is_path => return Err(Errno::NXIO),
         _ => {}
+    }
+    if let Some(user) = user.filter(|_| !is_path) {
+        check_open(user, &status, flags)?;
     }
     let stream = if is_path { None } else { place.node.open(flags)? };
     let content = match stream {
@@ -342,9 +398,11 @@ pub(super) fn truncate_open(task: &Task, [fd, bytes, ..]: Args) -> Result<u64> {
 
 pub(super) fn truncate(task: &Task, [path, bytes, ..]: Args) -> Result<u64> {
     let place = task.place(CURRENT, path, Last::Follow, 0)?;
-    if place.node.status().kind == Kind::Directory {
+    let status = place.node.status();
+    if status.kind == Kind::Directory {
         return Err(Errno::ISDIR);
     }
+    task.credentials().check(&status, WRITE)?;
     resize(&*place.node, bytes)
 }
 
@@ -363,19 +421,20 @@ pub(super) fn allocate(task: &Task, [fd, mode, offset, bytes, ..]: Args) -> Resu
 }
 
 pub(super) fn memory_file(task: &Task, [_, flags, ..]: Args) -> Result<u64> {
-    let content = Content::Node(MemoryNode::unnamed());
+    let content = Content::Node(MemoryNode::unnamed(None, Birth::root(0o777)));
     task.add_file(OpenFile::new(content, None, linux::O_RDWR), flags & u64::from(linux::MFD_CLOEXEC) != 0)
 }
 
 pub(super) fn set_mode(task: &Task, [fd, mode, ..]: Args) -> Result<u64> {
-    let file = task.file(fd)?;
-    let Some(place) = &file.place else { return Ok(0) };
-    place.node.set(Attribute::Mode(mode as u32)).map(|()| 0)
+    match &task.file_not_path(fd)?.place {
+        Some(place) => name::change_mode(task, &*place.node, mode as u32),
+        None => Ok(0),
+    }
 }
 
 pub(super) fn set_owner(task: &Task, [fd, uid, gid, ..]: Args) -> Result<u64> {
-    let file = task.file(fd)?;
-    let Some(place) = &file.place else { return Ok(0) };
-    let known = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
-    place.node.set(Attribute::Owner(known(uid), known(gid))).map(|()| 0)
+    match &task.file_not_path(fd)?.place {
+        Some(place) => name::change_owner(task, &*place.node, uid, gid),
+        None => Ok(0),
+    }
 }

@@ -23,6 +23,7 @@ use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
 use crate::memory::frames;
+use crate::task::credentials::{Capability, Credentials};
 use crate::task::process::{self, Process};
 use crate::task::{Task, Thread};
 use alloc::boxed::Box;
@@ -163,7 +164,8 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_readlinkat => name::read_link(task, a),
         linux::__NR_faccessat => name::access(task, [a[0], a[1], a[2], 0, 0, 0]),
         linux::__NR_faccessat2 => name::access(task, a),
-        linux::__NR_fchmodat => name::set_mode(task, a),
+        linux::__NR_fchmodat => name::set_mode(task, [a[0], a[1], a[2], 0, 0, 0]),
+        linux::__NR_fchmodat2 => name::set_mode(task, a),
         linux::__NR_fchownat => name::set_owner(task, a),
         linux::__NR_utimensat => name::set_times(task, a),
         linux::__NR_getcwd => name::current_directory(task, a),
@@ -210,25 +212,24 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_timerfd_gettime => event::get_timer(task, a),
 
         linux::__NR_getuid..=linux::__NR_getegid
-        | linux::__NR_setreuid
+        | linux::__NR_getresuid
+        | linux::__NR_getresgid
+        | linux::__NR_getgroups => identity::get(task, number, a),
+        linux::__NR_setreuid
         | linux::__NR_setregid
         | linux::__NR_setgid
         | linux::__NR_setuid
         | linux::__NR_setresuid
-        | linux::__NR_getresuid
         | linux::__NR_setresgid
-        | linux::__NR_getresgid
         | linux::__NR_setfsuid
         | linux::__NR_setfsgid
-        | linux::__NR_getgroups
-        | linux::__NR_setgroups
-        | linux::__NR_setpgid
-        | linux::__NR_getpgid
-        | linux::__NR_getsid
-        | linux::__NR_setsid => identity::call(task, number, a),
+        | linux::__NR_setgroups => identity::set(task, number, a),
+        linux::__NR_setpgid | linux::__NR_getpgid | linux::__NR_getsid | linux::__NR_setsid => {
+            identity::group(task, number, a)
+        }
 
         linux::__NR_capget => identity::capabilities(task, a),
-        linux::__NR_capset => Ok(0),
+        linux::__NR_capset => identity::set_capabilities(task, a),
 
         linux::__NR_uname => system::name(task, a),
         linux::__NR_sysinfo => system::information(task, a),
@@ -257,7 +258,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         #[cfg(feature = "machine")]
         linux::__NR_bind..=linux::__NR_recvmsg => task.file(a[0]).and(Err(Errno::NOTSOCK)),
         linux::__NR_rseq => Err(Errno::NOSYS),
-        linux::__NR_reboot => system::reboot(a),
+        linux::__NR_reboot => system::reboot(task, a),
         _ => return None,
     })
 }
@@ -317,6 +318,12 @@ impl Task {
         self.thread.files.lock().lock().get(fd as u32)
     }
 
+    /// The file of a descriptor that stands for more than a path.
+    fn file_not_path(&self, fd: u64) -> Result<Arc<OpenFile>> {
+        let file = self.file(fd)?;
+        if file.flags() & linux::O_PATH != 0 { Err(Errno::BADF) } else { Ok(file) }
+    }
+
     /// The process with a number, 0 for the caller's.
     fn process(&self, pid: u64) -> Result<Arc<Process>> {
         match pid as u32 {
@@ -331,9 +338,20 @@ impl Task {
         self.files().lock().add(file, closes_at_exec, 0, limit).map(u64::from)
     }
 
-    /// The directories of the thread.
+    /// The credentials of the process.
+    fn credentials(&self) -> Arc<Credentials> {
+        self.thread.process.credentials()
+    }
+
+    /// Checks that the process has a capability in effect.
+    fn need(&self, capability: Capability) -> Result<()> {
+        self.credentials().need(capability)
+    }
+
+    /// The directories of the thread, with the credentials of its process.
     fn position(&self) -> Position {
-        self.thread.position.lock().lock().clone()
+        let user = self.credentials();
+        Position { user, ..self.thread.position.lock().lock().clone() }
     }
 
     /// The directory that a path is relative to.
@@ -351,8 +369,11 @@ impl Task {
 
     /// The place that a path leads to, from a directory's descriptor on; the descriptor's own with an empty path, if that is asked for.
     fn place(&self, fd: u64, at: u64, last: Last, flags: u64) -> Result<Arc<Place>> {
+        self.place_from(self.position(), fd, at, last, flags)
+    }
+
+    fn place_from(&self, position: Position, fd: u64, at: u64, last: Last, flags: u64) -> Result<Arc<Place>> {
         let path = if at == 0 && flags & u64::from(linux::AT_EMPTY_PATH) != 0 { String::new() } else { self.path(at)? };
-        let position = self.position();
         if path.is_empty() && flags & u64::from(linux::AT_EMPTY_PATH) != 0 {
             if fd as i32 == linux::AT_FDCWD {
                 return Ok(position.current);

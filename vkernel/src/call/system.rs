@@ -6,6 +6,7 @@ use crate::machine;
 use crate::memory::frames;
 use crate::memory::user::zeroed;
 use crate::task::Task;
+use crate::task::credentials::{ALL, Capability, Credentials, Ids};
 use crate::task::process;
 use crate::task::timers::{self, SECOND};
 use core::sync::atomic::Ordering;
@@ -49,12 +50,23 @@ pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
 
 pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64> {
     let process = task.process(pid)?;
+    if process.pid != task.thread.process.pid {
+        let (own, other) = (task.credentials(), process.credentials());
+        let (users, groups) = (Ids { fs: 0, ..other.users }, Ids { fs: 0, ..other.groups });
+        let same = |ids: Ids, id: u32| ids == Ids { real: id, effective: id, saved: id, fs: 0 };
+        if !same(users, own.users.real) || !same(groups, own.groups.real) {
+            own.need(Capability::SysResource)?;
+        }
+    }
     let kind = kind as usize;
     let before = *process.limits.lock().get(kind).ok_or(Errno::INVAL)?;
     if new != 0 {
         let [soft, hard] = task.space.get::<[u64; 2]>(new)?;
         if soft > hard {
             return Err(Errno::INVAL);
+        }
+        if hard > before.1 {
+            task.need(Capability::SysResource)?;
         }
         process.limits.lock()[kind] = (soft, hard);
     }
@@ -78,7 +90,18 @@ pub(super) fn usage(task: &Task, [who, to, ..]: Args) -> Result<u64> {
     task.space.put(to, &usage).map(|()| 0)
 }
 
-pub(super) fn control(task: &Task, [option, argument, ..]: Args) -> Result<u64> {
+/// The number of the last capability.
+const LAST_CAPABILITY: u64 = ALL.count_ones() as u64 - 1;
+
+fn change_credentials(task: &Task, change: impl FnOnce(&mut Credentials)) -> Result<u64> {
+    let changed = task.thread.process.change_credentials(|new| {
+        change(new);
+        Ok(())
+    });
+    changed.map(|()| 0)
+}
+
+pub(super) fn control(task: &Task, [option, argument, second, third, fourth, _]: Args) -> Result<u64> {
     const NAME_BYTES: usize = 16;
     match option as u32 {
         prctl::PR_SET_NAME => {
@@ -99,14 +122,25 @@ pub(super) fn control(task: &Task, [option, argument, ..]: Args) -> Result<u64> 
         }
         prctl::PR_GET_DUMPABLE => Ok(1),
         prctl::PR_GET_PDEATHSIG => task.space.put(argument, &0u32).map(|()| 0),
-        prctl::PR_GET_NO_NEW_PRIVS | prctl::PR_GET_KEEPCAPS | prctl::PR_GET_TIMERSLACK => Ok(0),
-        prctl::PR_SET_DUMPABLE
-        | prctl::PR_SET_PDEATHSIG
-        | prctl::PR_SET_NO_NEW_PRIVS
-        | prctl::PR_SET_KEEPCAPS
-        | prctl::PR_SET_TIMERSLACK
-        | prctl::PR_SET_CHILD_SUBREAPER => Ok(0),
-        prctl::PR_CAPBSET_READ => Ok(1),
+        prctl::PR_GET_NO_NEW_PRIVS if [argument, second, third, fourth] == [0; 4] => {
+            Ok(task.credentials().gets_no_more.into())
+        }
+        prctl::PR_SET_NO_NEW_PRIVS if [argument, second, third, fourth] == [1, 0, 0, 0] => {
+            change_credentials(task, |new| new.gets_no_more = true)
+        }
+        prctl::PR_GET_KEEPCAPS => Ok(task.credentials().keeps_capabilities.into()),
+        prctl::PR_SET_KEEPCAPS if argument <= 1 => {
+            change_credentials(task, |new| new.keeps_capabilities = argument == 1)
+        }
+        prctl::PR_CAPBSET_READ if argument <= LAST_CAPABILITY => Ok(task.credentials().bounding >> argument & 1),
+        prctl::PR_CAPBSET_DROP if argument <= LAST_CAPABILITY => {
+            task.need(Capability::Setpcap)?;
+            change_credentials(task, |new| new.bounding &= !(1 << argument))
+        }
+        prctl::PR_GET_TIMERSLACK => Ok(0),
+        prctl::PR_SET_DUMPABLE | prctl::PR_SET_PDEATHSIG | prctl::PR_SET_TIMERSLACK | prctl::PR_SET_CHILD_SUBREAPER => {
+            Ok(0)
+        }
         _ => Err(Errno::INVAL),
     }
 }
@@ -152,7 +186,8 @@ pub(super) fn probe(task: &Task, [pairs, count, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
-pub(super) fn reboot([magic, magic2, command, ..]: Args) -> Result<u64> {
+pub(super) fn reboot(task: &Task, [magic, magic2, command, ..]: Args) -> Result<u64> {
+    task.need(Capability::SysBoot)?;
     if magic as u32 != linux::LINUX_REBOOT_MAGIC1 || magic2 as u32 != linux::LINUX_REBOOT_MAGIC2 {
         return Err(Errno::INVAL);
     }

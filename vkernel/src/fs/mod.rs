@@ -13,6 +13,7 @@ pub mod text;
 use crate::errno::{Errno, Result};
 use crate::memory::object::Object;
 use crate::task::Task;
+use crate::task::credentials::Birth;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -166,7 +167,7 @@ pub trait Node: Debug + Send + Sync {
     ///
     /// # Errors
     /// `EEXIST`; `EPERM` in directories of the kernel's.
-    fn create(&self, _name: &str, _new: New, _mode: u32) -> Result<Arc<dyn Node>> {
+    fn create(&self, _name: &str, _new: New, _birth: Birth) -> Result<Arc<dyn Node>> {
         Err(Errno::PERM)
     }
 

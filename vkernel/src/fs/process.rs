@@ -6,6 +6,7 @@ use super::text::{Directory, Link, Text};
 use super::{Node, new_id};
 use crate::memory::frames;
 use crate::memory::space::{Name, Rights};
+use crate::task::credentials::Ids;
 use crate::task::process::{self, ExitStatus, Process};
 use crate::task::timers;
 use alloc::format;
@@ -187,25 +188,33 @@ fn state(process: &Process) -> char {
 
 fn status(process: &Process) -> String {
     let (all, resident) = sizes(process);
-    let identity = process.identity.lock().clone();
+    let credentials = process.credentials();
+    let show = |ids: Ids| format!("{}\t{}\t{}\t{}", ids.real, ids.effective, ids.saved, ids.fs);
+    let groups: String = credentials.further.iter().flat_map(|group| [group.to_string(), " ".into()]).collect();
     let threads = process.threads.lock();
     let mask = threads.values().next().map_or(0, |thread| thread.mask());
+    let umask = threads.values().next().map_or(0, |thread| thread.position.lock().lock().mask);
     format!(
-        "Name:\t{}\nState:\t{}\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t{1}\t{2}\t{2}\t{2}\nGid:\t{}\t{}\t{}\t{}\nVmSize:\t{} kB\nVmRSS:\t{} kB\n\
-         Threads:\t{}\nSigPnd:\t{:016x}\nSigBlk:\t{mask:016x}\n",
+        "Name:\t{}\nUmask:\t{:04o}\nState:\t{}\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{}\nTracerPid:\t0\nUid:\t{}\nGid:\t{}\nGroups:\t{groups}\n\
+         VmSize:\t{} kB\nVmRSS:\t{} kB\nThreads:\t{}\nSigPnd:\t{:016x}\nSigBlk:\t{mask:016x}\nCapInh:\t{:016x}\nCapPrm:\t{:016x}\n\
+         CapEff:\t{:016x}\nCapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t{}\n",
         process.image.lock().path.rsplit('/').next().unwrap_or(""),
+        umask,
         state(process),
-        process.pid,
-        process.pid,
         process.parent().map_or(0, |parent| parent.pid),
-        identity.gid,
-        identity.egid,
-        identity.egid,
-        identity.egid,
+        show(credentials.users),
+        show(credentials.groups),
         all / 1024,
         resident / 1024,
         threads.len(),
         process.pending.bits(),
+        credentials.inheritable,
+        credentials.permitted,
+        credentials.effective,
+        credentials.bounding,
+        0,
+        u32::from(credentials.gets_no_more),
+        pid = process.pid,
     )
 }
 

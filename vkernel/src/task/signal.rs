@@ -122,7 +122,7 @@ impl Info {
     /// A signal that a process sends.
     #[must_use]
     pub fn from(process: &Process, signal: Signal) -> Self {
-        Self { signal, code: 0, pid: process.pid, uid: process.identity.lock().uid, value: 0 }
+        Self { signal, code: 0, pid: process.pid, uid: process.credentials().users.real, value: 0 }
     }
 
     /// The signal of a fault at an address.
