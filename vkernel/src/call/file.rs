@@ -2,6 +2,7 @@
 
 use super::{Args, CURRENT, last, name};
 use crate::errno::{Errno, Result};
+use crate::fs;
 use crate::fs::descriptors::{Content, OpenFile, is_directory};
 use crate::fs::memory::MemoryNode;
 use crate::fs::path::{Last, Place, Position, Target};
@@ -124,10 +125,20 @@ fn open_place(place: Arc<Place>, flags: u32, user: Option<&Credentials>) -> Resu
     Ok(OpenFile::new(content, Some(place), flags))
 }
 
+/// Does what goes with a descriptor's end: the process has no lock of the file any more.
+pub(super) fn closed(task: &Task, file: Arc<OpenFile>) {
+    fs::lock::process_closes(task.thread.process.pid, &file);
+    let is_socket = file.stream().is_some_and(|stream| stream.as_socket().is_some());
+    drop(file);
+    if is_socket {
+        fs::socket::flight::collect();
+    }
+}
+
 pub(super) fn close(task: &Task, [fd, ..]: Args) -> Result<u64> {
     // The file may go with it, and wakes others then.
     let file = task.files().lock().close(fd as u32)?;
-    drop(file);
+    closed(task, file);
     Ok(0)
 }
 
@@ -141,7 +152,8 @@ pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result
         if flags & u64::from(CLOSES_AT_EXEC) != 0 {
             files.lock().set_closes_at_exec(fd, true)?;
         } else {
-            drop(files.lock().close(fd)?);
+            let file = files.lock().close(fd)?;
+            closed(task, file);
         }
     }
     Ok(0)
@@ -302,7 +314,9 @@ pub(super) fn duplicate_to(task: &Task, [from, to, flags, ..]: Args) -> Result<u
         return Err(Errno::BADF);
     }
     let old = task.files().lock().set(to as u32, file, flags != 0);
-    drop(old);
+    if let Some(old) = old {
+        closed(task, old);
+    }
     Ok(to)
 }
 
@@ -326,12 +340,6 @@ pub(super) fn control(task: &Task, [fd, command, argument, ..]: Args) -> Result<
         linux::F_GETFL => Ok(u64::from(file.flags())),
         linux::F_SETFL => {
             file.set_flags(argument as u32);
-            Ok(0)
-        }
-        // No lock is refused: one process at a time is the usual case here.
-        linux::F_SETLK | linux::F_SETLKW => Ok(0),
-        linux::F_GETLK => {
-            task.space.put(argument, &(linux::F_UNLCK as u16))?;
             Ok(0)
         }
         linux::F_SETOWN | linux::F_SETSIG | linux::F_GETOWN => Ok(0),

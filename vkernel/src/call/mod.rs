@@ -9,10 +9,13 @@ mod file;
 mod fork;
 mod futex;
 mod identity;
+mod lock;
 mod memory;
+mod message;
 mod name;
 mod program;
 mod signal;
+mod socket;
 mod system;
 mod transfer;
 mod wait;
@@ -101,6 +104,13 @@ const fn takes_memory(number: u32) -> bool {
             | linux::__NR_writev
             | linux::__NR_pwrite64
             | linux::__NR_sendfile
+            | linux::__NR_socket
+            | linux::__NR_socketpair
+            | linux::__NR_bind
+            | linux::__NR_connect
+            | linux::__NR_sendto
+            | linux::__NR_sendmsg
+            | linux::__NR_sendmmsg
             | linux::__NR_copy_file_range
     )
 }
@@ -141,7 +151,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_getdents64 => file::entries(task, a),
         linux::__NR_dup => file::duplicate(task, a),
         linux::__NR_dup3 => file::duplicate_to(task, a),
-        linux::__NR_fcntl => file::control(task, a),
+        linux::__NR_fcntl if !lock::is_lock(a[1] as u32) => file::control(task, a),
         linux::__NR_ioctl => file::device_control(task, a),
         linux::__NR_pipe2 => file::pipe(task, a),
         linux::__NR_ftruncate => file::truncate_open(task, a),
@@ -150,7 +160,6 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_syncfs => task.file(a[0]).map(|_| 0),
         linux::__NR_fadvise64 | linux::__NR_readahead => task.file(a[0]).map(|_| 0),
         linux::__NR_sync => Ok(0),
-        linux::__NR_flock => task.file(a[0]).map(|_| 0),
         linux::__NR_memfd_create => file::memory_file(task, a),
         linux::__NR_fchmod => file::set_mode(task, a),
         linux::__NR_fchown => file::set_owner(task, a),
@@ -253,10 +262,15 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_personality => Ok(0),
         linux::__NR_syslog => Ok(0),
         linux::__NR_sethostname | linux::__NR_setdomainname => Err(Errno::PERM),
-        // There is no network.
-        linux::__NR_socket | linux::__NR_socketpair => Err(Errno::AFNOSUPPORT),
-        #[cfg(feature = "machine")]
-        linux::__NR_bind..=linux::__NR_recvmsg => task.file(a[0]).and(Err(Errno::NOTSOCK)),
+        linux::__NR_socket => socket::make(task, a),
+        linux::__NR_socketpair => socket::make_pair(task, a),
+        linux::__NR_bind => socket::bind(task, a),
+        linux::__NR_listen => socket::listen(task, a),
+        linux::__NR_getsockname => socket::own_address(task, a),
+        linux::__NR_getpeername => socket::peer_address(task, a),
+        linux::__NR_getsockopt => socket::get_option(task, a),
+        linux::__NR_setsockopt => socket::set_option(task, a),
+        linux::__NR_shutdown => socket::shut_down(task, a),
         linux::__NR_rseq => Err(Errno::NOSYS),
         linux::__NR_reboot => system::reboot(task, a),
         _ => return None,
@@ -277,6 +291,17 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_sendfile => Box::pin(transfer::send_file(task, a)).await,
         linux::__NR_copy_file_range => transfer::copy_range(task, a),
         linux::__NR_openat => Box::pin(file::open(task, a)).await,
+        linux::__NR_accept => Box::pin(socket::accept(task, [a[0], a[1], a[2], 0, 0, 0])).await,
+        linux::__NR_accept4 => Box::pin(socket::accept(task, a)).await,
+        linux::__NR_connect => Box::pin(socket::connect(task, a)).await,
+        linux::__NR_sendto => Box::pin(message::send_to(task, a)).await,
+        linux::__NR_recvfrom => Box::pin(message::receive_from(task, a)).await,
+        linux::__NR_sendmsg => Box::pin(message::send_message(task, a)).await,
+        linux::__NR_recvmsg => Box::pin(message::receive_message(task, a)).await,
+        linux::__NR_sendmmsg => Box::pin(message::send_messages(task, a)).await,
+        linux::__NR_recvmmsg => Box::pin(message::receive_messages(task, a)).await,
+        linux::__NR_flock => Box::pin(lock::whole_lock(task, a)).await,
+        linux::__NR_fcntl => Box::pin(lock::range_lock(task, a)).await,
         linux::__NR_futex => Box::pin(futex::wait(task, a)).await,
         linux::__NR_clone => Box::pin(fork::clone(task, a)).await,
         linux::__NR_clone3 => Box::pin(fork::clone_extended(task, a)).await,

@@ -381,7 +381,7 @@ pub(super) async fn execute(task: &mut Task, [fd, path, arguments, environment, 
         files
     };
     let closed = own.lock().begin_program();
-    drop(closed);
+    closed.into_iter().for_each(|file| super::file::closed(task, file));
     {
         let mut actions = process.actions.lock();
         actions.iter_mut().filter(|action| action.handler > 1).for_each(|action| *action = Action::default());

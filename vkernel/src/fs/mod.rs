@@ -4,10 +4,12 @@ pub mod archive;
 pub mod descriptors;
 pub mod device;
 pub mod event;
+pub mod lock;
 pub mod memory;
 pub mod path;
 pub mod pipe;
 pub mod process;
+pub mod socket;
 pub mod text;
 
 use crate::errno::{Errno, Result};
@@ -293,6 +295,11 @@ pub trait Stream: Debug + Send + Sync {
 
     /// Returns this stream as a timer, if it is one.
     fn as_timer(&self) -> Option<Arc<event::Timer>> {
+        None
+    }
+
+    /// Returns this stream as a socket, if it is one.
+    fn as_socket(&self) -> Option<&socket::Socket> {
         None
     }
 
