@@ -49,6 +49,22 @@ pub(super) fn get(task: &Task, [clock, to, ..]: Args) -> Result<u64> {
     write(task, to, now)
 }
 
+pub(super) fn set_time_of_day(task: &Task, [from, zone, ..]: Args) -> Result<u64> {
+    let time = if from == 0 { None } else { Some(task.space.get::<[i64; 2]>(from)?) };
+    if zone != 0 {
+        // There are no time zones here.
+        task.space.get::<[u32; 2]>(zone)?;
+    }
+    if time.is_some_and(|[seconds, microseconds]| seconds < 0 || !(0..1_000_000).contains(&microseconds)) {
+        return Err(Errno::INVAL);
+    }
+    task.need(Capability::SysTime)?;
+    if let Some([seconds, microseconds]) = time {
+        timers::set_time_of_day((seconds as u64).saturating_mul(SECOND).saturating_add(microseconds as u64 * 1000));
+    }
+    Ok(0)
+}
+
 pub(super) fn set(task: &Task, [clock, from, ..]: Args) -> Result<u64> {
     if clock as u32 != linux::CLOCK_REALTIME {
         return Err(Errno::INVAL);

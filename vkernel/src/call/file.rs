@@ -15,6 +15,29 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::{general as linux, ioctl};
 
+/// Handles `openat2`, without the flags that restrict how a path is resolved.
+pub(super) async fn open_extended(task: &mut Task, [fd, path, how, bytes, ..]: Args) -> Result<u64> {
+    const LEAST: u64 = 24;
+    const KNOWN: u64 = 0x7fff_ffff;
+    if bytes < LEAST {
+        return Err(Errno::INVAL);
+    }
+    if bytes > 4096 {
+        return Err(Errno::TOOBIG);
+    }
+    let [flags, mode, resolve] = task.space.get::<[u64; 3]>(how)?;
+    let mut rest = alloc::vec![0; (bytes - LEAST) as usize];
+    task.space.get_bytes(how + LEAST, &mut rest)?;
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Errno::TOOBIG);
+    }
+    let makes = flags as u32 & linux::O_CREAT != 0 || flags as u32 & TEMPORARY == TEMPORARY;
+    if flags & !KNOWN != 0 || mode & !0o7777 != 0 || mode != 0 && !makes || resolve != 0 {
+        return Err(Errno::INVAL);
+    }
+    open(task, [fd, path, flags, mode, 0, 0]).await
+}
+
 pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> Result<u64> {
     let path = task.path(path)?;
     let flags = flags as u32;
@@ -142,10 +165,20 @@ pub(super) fn close(task: &Task, [fd, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
+/// `CLOSE_RANGE_UNSHARE`.
+const UNSHARES: u32 = 1 << 1;
 /// `CLOSE_RANGE_CLOEXEC`.
 const CLOSES_AT_EXEC: u32 = 1 << 2;
 
 pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result<u64> {
+    let (first, last) = (u64::from(first as u32), u64::from(last as u32));
+    if flags & !u64::from(CLOSES_AT_EXEC | UNSHARES) != 0 || first > last {
+        return Err(Errno::INVAL);
+    }
+    if flags & u64::from(UNSHARES) != 0 {
+        let own = Arc::new(spin::Mutex::new(task.files().lock().clone()));
+        *task.thread.files.lock() = own;
+    }
     let files = task.files();
     let numbers = files.lock().numbers();
     for fd in numbers.into_iter().filter(|fd| (first..=last).contains(&u64::from(*fd))) {
@@ -220,7 +253,13 @@ pub(super) fn status_at(task: &Task, [fd, path, to, flags, ..]: Args) -> Result<
     task.space.put(to, &encode(&status)).map(|()| 0)
 }
 
-pub(super) fn status_extended(task: &Task, [fd, path, flags, _, to, _]: Args) -> Result<u64> {
+pub(super) fn status_extended(task: &Task, [fd, path, flags, mask, to, _]: Args) -> Result<u64> {
+    const KNOWN: u32 =
+        linux::AT_SYMLINK_NOFOLLOW | linux::AT_NO_AUTOMOUNT | linux::AT_EMPTY_PATH | linux::AT_STATX_SYNC_TYPE;
+    let is_unknown = flags & !u64::from(KNOWN) != 0 || mask & u64::from(linux::STATX__RESERVED) != 0;
+    if is_unknown || flags as u32 & linux::AT_STATX_SYNC_TYPE == linux::AT_STATX_SYNC_TYPE {
+        return Err(Errno::INVAL);
+    }
     let status = status_of(task, fd, path, flags)?;
     let mut statx = zeroed::<linux::statx>();
     statx.stx_mask = linux::STATX_BASIC_STATS;

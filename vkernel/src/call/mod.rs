@@ -8,12 +8,14 @@ mod event;
 mod file;
 mod fork;
 mod futex;
+mod handle;
 mod identity;
 mod lock;
 mod memory;
 mod message;
 mod name;
 mod program;
+mod schedule;
 mod signal;
 mod socket;
 mod system;
@@ -85,6 +87,8 @@ const fn takes_memory(number: u32) -> bool {
             | linux::__NR_execve
             | linux::__NR_execveat
             | linux::__NR_openat
+            | linux::__NR_openat2
+            | linux::__NR_pidfd_open
             | linux::__NR_pipe2
             | linux::__NR_eventfd2
             | linux::__NR_timerfd_create
@@ -203,10 +207,12 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_kill => signal::kill(task, a),
         linux::__NR_tkill => signal::kill_thread(task, 0, a[0] as u32, a[1]),
         linux::__NR_tgkill => signal::kill_thread(task, a[0] as u32, a[1] as u32, a[2]),
+        linux::__NR_rt_tgsigqueueinfo => signal::queue_to_thread(task, a),
         linux::__NR_rt_sigqueueinfo => signal::queue(task, a),
 
         linux::__NR_clock_gettime => clock::get(task, a),
         linux::__NR_clock_settime => clock::set(task, a),
+        linux::__NR_settimeofday => clock::set_time_of_day(task, a),
         linux::__NR_clock_getres => clock::resolution(task, a),
         linux::__NR_gettimeofday => clock::time_of_day(task, a),
         linux::__NR_times => clock::times(task, a),
@@ -249,19 +255,29 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_getrusage => system::usage(task, a),
         linux::__NR_prctl => system::control(task, a),
         linux::__NR_sched_getaffinity => system::harts(task, a),
-        linux::__NR_sched_setaffinity => Ok(0),
-        linux::__NR_sched_getscheduler | linux::__NR_sched_setscheduler | linux::__NR_setpriority => Ok(0),
-        linux::__NR_sched_getparam => task.space.put(a[1], &0u32).map(|()| 0),
-        linux::__NR_sched_setparam => Ok(0),
-        linux::__NR_sched_get_priority_max | linux::__NR_sched_get_priority_min => Ok(0),
-        linux::__NR_getpriority => Ok(20),
+        linux::__NR_sched_setaffinity => schedule::set_harts(task, a),
+        linux::__NR_sched_getscheduler => schedule::policy(task, a),
+        linux::__NR_sched_setscheduler => schedule::set_policy(task, a),
+        linux::__NR_sched_getparam => schedule::priority_only(task, a),
+        linux::__NR_sched_setparam => schedule::set_priority_only(task, a),
+        linux::__NR_sched_get_priority_max => schedule::greatest_priority(a),
+        linux::__NR_sched_get_priority_min => schedule::least_priority(a),
+        linux::__NR_sched_rr_get_interval => schedule::slice(task, a),
+        linux::__NR_getpriority => schedule::nice(task, a),
+        linux::__NR_setpriority => schedule::set_nice(task, a),
         linux::__NR_getcpu => system::hart(task, a),
         linux::__NR_membarrier => system::barrier(a),
         #[cfg(feature = "machine")]
         linux::__NR_riscv_hwprobe => system::probe(task, a),
         linux::__NR_personality => Ok(0),
         linux::__NR_syslog => Ok(0),
-        linux::__NR_sethostname | linux::__NR_setdomainname => Err(Errno::PERM),
+        linux::__NR_sethostname => system::set_name(task, a, false),
+        linux::__NR_setdomainname => system::set_name(task, a, true),
+        linux::__NR_pidfd_open => handle::open(task, a),
+        linux::__NR_pidfd_send_signal => handle::send_signal(task, a),
+        linux::__NR_pidfd_getfd => handle::take_file(task, a),
+        linux::__NR_process_vm_readv => handle::copy(task, a, false),
+        linux::__NR_process_vm_writev => handle::copy(task, a, true),
         linux::__NR_socket => socket::make(task, a),
         linux::__NR_socketpair => socket::make_pair(task, a),
         linux::__NR_bind => socket::bind(task, a),
@@ -290,6 +306,9 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_pwritev => transfer::write_vector(task, a, Some(a[3])).await,
         linux::__NR_sendfile => Box::pin(transfer::send_file(task, a)).await,
         linux::__NR_copy_file_range => transfer::copy_range(task, a),
+        linux::__NR_preadv2 => Box::pin(transfer::vector_with_flags(task, a, false)).await,
+        linux::__NR_pwritev2 => Box::pin(transfer::vector_with_flags(task, a, true)).await,
+        linux::__NR_openat2 => Box::pin(file::open_extended(task, a)).await,
         linux::__NR_openat => Box::pin(file::open(task, a)).await,
         linux::__NR_accept => Box::pin(socket::accept(task, [a[0], a[1], a[2], 0, 0, 0])).await,
         linux::__NR_accept4 => Box::pin(socket::accept(task, a)).await,

@@ -143,7 +143,7 @@ pub(super) fn bind(task: &Task, [fd, at, bytes, ..]: Args) -> Result<u64> {
     match address.clone() {
         Address::Unnamed if socket.is_bound() => return Err(Errno::INVAL),
         Address::Unnamed => socket.bind_any(Internet::any(socket.family))?,
-        Address::Abstract(name) => socket.bind(Name::Abstract(name), address)?,
+        Address::Abstract(name) => socket.bind(Name::Abstract(socket.style, name), address)?,
         Address::Internet(at) if !at.is_own() => return Err(Errno::ADDRNOTAVAIL),
         Address::Internet(Internet { port: 0, .. }) if socket.is_bound() => return Err(Errno::INVAL),
         Address::Internet(at) if at.port == 0 => socket.bind_any(at)?,
@@ -155,9 +155,6 @@ pub(super) fn bind(task: &Task, [fd, at, bytes, ..]: Args) -> Result<u64> {
             socket.bind(Name::Port(socket.style, at.port), address)?;
         }
         Address::Path(path) => {
-            if socket.is_bound() {
-                return Err(Errno::INVAL);
-            }
             let path = core::str::from_utf8(&path).map_err(|_| Errno::INVAL)?;
             let position = task.position();
             let (directory, name) = position.absent(&position.current, path).map_err(|why| match why {
@@ -165,6 +162,9 @@ pub(super) fn bind(task: &Task, [fd, at, bytes, ..]: Args) -> Result<u64> {
                 why => why,
             })?;
             let birth = birth(&position, &directory, false, 0o777)?;
+            if socket.is_bound() {
+                return Err(Errno::INVAL);
+            }
             let node = directory.node.create(&name, New::Socket, birth).map_err(|why| match why {
                 Errno::EXIST => Errno::ADDRINUSE,
                 why => why,
@@ -195,7 +195,7 @@ pub(super) fn listen(task: &Task, [fd, most, ..]: Args) -> Result<u64> {
 pub(super) fn find(task: &Task, own: &Socket, address: &Address) -> Result<Arc<Socket>> {
     let name = match address {
         Address::Unnamed => return Err(Errno::INVAL),
-        Address::Abstract(name) => Name::Abstract(name.clone()),
+        Address::Abstract(name) => Name::Abstract(own.style, name.clone()),
         Address::Path(path) => {
             let path = core::str::from_utf8(path).map_err(|_| Errno::INVAL)?;
             let position = task.position();

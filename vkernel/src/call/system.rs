@@ -9,18 +9,40 @@ use crate::task::Task;
 use crate::task::credentials::{ALL, Capability, Credentials, Ids};
 use crate::task::process;
 use crate::task::timers::{self, SECOND};
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::{general as linux, prctl};
+use spin::Mutex;
 
 pub(super) fn name(task: &Task, [to, ..]: Args) -> Result<u64> {
     /// Bytes of each field of `struct new_utsname`.
     const FIELD: usize = 65;
-    let fields = ["Linux", crate::NAME, crate::RELEASE, "#1 gnomon vkernel", "riscv64", "(none)"].map(|text| {
+    let [host, domain] = NAMES.lock().clone().map(|name| name.unwrap_or_default());
+    let host = if host.is_empty() { crate::NAME.into() } else { host };
+    let domain = if domain.is_empty() { b"(none)".to_vec() } else { domain };
+    let fields: [&[u8]; 6] = [b"Linux", &host, crate::RELEASE.as_bytes(), b"#1 gnomon vkernel", b"riscv64", &domain];
+    let fields = fields.map(|text| {
         let mut field = [0; FIELD];
-        field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
+        field.iter_mut().zip(text).for_each(|(to, byte)| *to = *byte);
         field
     });
     task.space.put(to, &fields).map(|()| 0)
+}
+
+/// The names of the host and of its domain, as far as they were set.
+static NAMES: Mutex<[Option<Vec<u8>>; 2]> = Mutex::new([None, None]);
+
+/// Sets the name of the host, or of its domain.
+pub(super) fn set_name(task: &Task, [at, bytes, ..]: Args, is_domain: bool) -> Result<u64> {
+    const MOST: u64 = 64;
+    task.need(Capability::SysAdmin)?;
+    if bytes > MOST {
+        return Err(Errno::INVAL);
+    }
+    let mut name = alloc::vec![0; bytes as usize];
+    task.space.get_bytes(at, &mut name)?;
+    NAMES.lock()[usize::from(is_domain)] = Some(name);
+    Ok(0)
 }
 
 pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
@@ -35,7 +57,11 @@ pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
     task.space.put(to, &words).map(|()| 0)
 }
 
-pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
+pub(super) fn random(task: &Task, [to, bytes, flags, ..]: Args) -> Result<u64> {
+    const KNOWN: u64 = linux::GRND_NONBLOCK as u64 | linux::GRND_RANDOM as u64 | linux::GRND_INSECURE as u64;
+    if flags & !KNOWN != 0 || flags == u64::from(linux::GRND_RANDOM | linux::GRND_INSECURE) {
+        return Err(Errno::INVAL);
+    }
     let mut buffer = [0; 256];
     let bytes = bytes.min(1 << 25);
     let mut done = 0;

@@ -192,12 +192,33 @@ pub(super) fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
     Ok(words.into_iter().map(|[at, bytes]| (at, bytes)).collect())
 }
 
+/// Handles `preadv2` and `pwritev2`: an offset of -1 is the file's own.
+pub(super) async fn vector_with_flags(task: &mut Task, a: Args, writes: bool) -> Result<u64> {
+    const KNOWN: u64 = linux::RWF_HIPRI as u64 | linux::RWF_DSYNC as u64 | linux::RWF_SYNC as u64;
+    if a[5] & !KNOWN != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let offset = Some(a[3]).filter(|offset| *offset != u64::MAX);
+    if writes { write_vector(task, a, offset).await } else { read_vector(task, a, offset).await }
+}
+
+/// Checks the offset of a call that names one.
+fn check_offset(file: &OpenFile, offset: Option<u64>, reads: bool) -> Result<()> {
+    let Some(offset) = offset else { return Ok(()) };
+    if offset > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    file.node()?;
+    if reads && !file.is_readable() || !reads && !file.is_writable() { Err(Errno::BADF) } else { Ok(()) }
+}
+
 pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
     let file = task.file(a[0])?;
     if offset.is_none() && is_socket(&file) {
         let ranges = vectors(task, a)?;
         return Box::pin(message::read_ranges(task, a[0], ranges)).await;
     }
+    check_offset(&file, offset, true)?;
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {
@@ -219,6 +240,7 @@ pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) 
         let ranges = vectors(task, a)?;
         return Box::pin(message::write_ranges(task, a[0], ranges)).await;
     }
+    check_offset(&file, offset, false)?;
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {

@@ -212,8 +212,10 @@ impl Request {
     pub fn take(&self) -> Result<()> {
         let mut table = TABLE.lock();
         if table.conflict(self.key, &self.lock).is_some() {
-            if self.key.1 == Kind::Whole {
-                // A lock that cannot be converted is lost (`flock(2)`).
+            let held =
+                table.files.get(&self.key).is_some_and(|held| held.0.iter().any(|held| held.owner == self.lock.owner));
+            if held && self.key.1 == Kind::Whole {
+                // A lock that cannot be converted is lost (`flock(2)`). A try without one wakes no others, or they would try for ever.
                 self.change(&mut table, |held| held.clear(&self.lock));
             }
             return Err(Errno::AGAIN);

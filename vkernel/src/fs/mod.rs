@@ -4,6 +4,7 @@ pub mod archive;
 pub mod descriptors;
 pub mod device;
 pub mod event;
+pub mod handle;
 pub mod lock;
 pub mod memory;
 pub mod path;
@@ -295,6 +296,11 @@ pub trait Stream: Debug + Send + Sync {
 
     /// Returns this stream as a timer, if it is one.
     fn as_timer(&self) -> Option<Arc<event::Timer>> {
+        None
+    }
+
+    /// Returns the process that this stream stands for, if it stands for one.
+    fn as_process(&self) -> Option<&Arc<crate::task::Process>> {
         None
     }
 

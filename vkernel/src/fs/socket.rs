@@ -268,9 +268,9 @@ impl Socket {
         }
         let (name, address) = if self.family == Family::Local {
             let names = (0..NAMES).map(|n| alloc::format!("{n:05x}").into_bytes());
-            let named = names.map(|name| (Name::Abstract(name.clone()), name));
+            let named = names.map(|name| (Name::Abstract(self.style, name.clone()), name));
             let name = address::bind_any(named, self)?;
-            (Name::Abstract(name.clone()), Address::Abstract(name))
+            (Name::Abstract(self.style, name.clone()), Address::Abstract(name))
         } else {
             let first = *PORTS.start() + (self.number % PORTS.len() as u64) as u16;
             let ports = (first..=*PORTS.end()).chain(*PORTS.start()..first);

@@ -33,6 +33,7 @@ pub enum Capability {
     NetBindService = 10,
     IpcOwner = 15,
     SysChroot = 18,
+    SysPtrace = 19,
     SysAdmin = 21,
     SysBoot = 22,
     SysNice = 23,

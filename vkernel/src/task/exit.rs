@@ -47,6 +47,7 @@ fn process_ends(process: &Arc<Process>) {
     lock::process_ends(process.pid);
     process.release();
     process.set_dead();
+    process.moves.wake();
     let kernel = process::find(process::KERNEL);
     let orphans = core::mem::take(&mut *process.children.lock());
     for (pid, child) in orphans {

@@ -10,6 +10,7 @@ pub mod exit;
 pub mod futex;
 pub mod process;
 pub mod run;
+pub mod schedule;
 pub mod signal;
 pub mod signal_frame;
 pub mod timers;

@@ -1,6 +1,7 @@
 //! Processes and threads, and the table of all processes.
 
 use super::credentials::Credentials;
+use super::schedule::Schedule;
 use super::signal::{Action, Actions, AltStack, Info, LAST, Pending, UNBLOCKABLE, number};
 use super::wait::WaitQueue;
 use crate::errno::{Errno, Result};
@@ -93,6 +94,8 @@ pub struct Process {
     pub image: Mutex<Image>,
     /// Its users, groups and capabilities.
     credentials: Mutex<Arc<Credentials>>,
+    /// Its policy and priorities.
+    pub schedule: Mutex<Schedule>,
     /// Its limits.
     pub limits: Mutex<Limits>,
     group: AtomicU32,
@@ -257,6 +260,7 @@ impl Process {
             space: Mutex::new(space),
             image: Mutex::default(),
             credentials: Mutex::default(),
+            schedule: Mutex::default(),
             limits: Mutex::new(default_limits()),
             group: AtomicU32::new(group),
             session: AtomicU32::new(session),
@@ -286,6 +290,7 @@ impl Process {
         let process = Self::make(pid, &weak, Some(space), actions, parent.group(), parent.session());
         *process.image.lock() = parent.image.lock().clone();
         process.set_credentials(parent.credentials());
+        *process.schedule.lock() = parent.schedule.lock().of_child();
         *process.limits.lock() = *parent.limits.lock();
         PROCESSES.lock().insert(pid, Arc::clone(&process));
         parent.children.lock().insert(pid, Arc::clone(&process));

@@ -186,8 +186,8 @@ impl Address {
 pub enum Name {
     /// A node of a file system.
     Node((u64, u64)),
-    /// A name without a file.
-    Abstract(Vec<u8>),
+    /// A name without a file, of a style.
+    Abstract(Style, Vec<u8>),
     /// A port.
     Port(Style, u16),
 }

@@ -59,12 +59,12 @@ fn packets_keep_their_ends() {
 fn connections_wait_to_be_accepted() {
     let name = || Address::Abstract(b"here".to_vec());
     let server = Socket::new(Family::Local, Style::Stream);
-    server.bind(Name::Abstract(b"here".to_vec()), name()).expect("free");
+    server.bind(Name::Abstract(Style::Stream, b"here".to_vec()), name()).expect("free");
     let client = Socket::new(Family::Local, Style::Stream);
-    assert_eq!(client.bind(Name::Abstract(b"here".to_vec()), name()), Err(Errno::ADDRINUSE));
+    assert_eq!(client.bind(Name::Abstract(Style::Stream, b"here".to_vec()), name()), Err(Errno::ADDRINUSE));
     assert_eq!(client.connect(&server, name(), ME), Err(Errno::CONNREFUSED));
     server.listen(0, Sender { pid: 9, ..ME }).expect("bound");
-    let found = address::find(&Name::Abstract(b"here".to_vec())).expect("bound");
+    let found = address::find(&Name::Abstract(Style::Stream, b"here".to_vec())).expect("bound");
     assert_eq!(client.connect(&found, name(), ME), Ok(()));
     assert_eq!(client.connect(&found, name(), ME), Err(Errno::ISCONN));
     let late = Socket::new(Family::Local, Style::Stream);
@@ -76,7 +76,7 @@ fn connections_wait_to_be_accepted() {
     assert_eq!((receive(&accepted, 9), accepted.peer(), accepted.address()), (Ok(b"early".to_vec()), ME, name()));
     assert_eq!(server.accept().map(|_| ()), Err(Errno::AGAIN));
     drop((server, found));
-    assert!(address::find(&Name::Abstract(b"here".to_vec())).is_none());
+    assert!(address::find(&Name::Abstract(Style::Stream, b"here".to_vec())).is_none());
     assert_eq!(late.target().map(|_| ()), Err(Errno::NOTCONN));
 }
 
