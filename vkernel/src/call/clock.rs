@@ -176,7 +176,8 @@ async fn alarm(process: Weak<Process>, mut at: u64) {
             if set.0 != at {
                 return;
             }
-            set.0 = if set.1 == 0 { 0 } else { at + set.1 };
+            let next = at.saturating_add(set.1).max(timers::now() + timers::LEAST_INTERVAL);
+            set.0 = if set.1 == 0 { 0 } else { next };
             at = set.0;
         }
         signal::send(&process, Info::kernel(number::ALRM));

@@ -19,6 +19,7 @@ mod schedule;
 mod signal;
 mod socket;
 mod system;
+mod timer;
 mod transfer;
 mod wait;
 
@@ -38,6 +39,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 pub use program::{Strings, load};
 use spin::Mutex;
+pub use timer::{Timer, delete_all as delete_timers};
 
 /// The arguments of a call.
 type Args = [u64; 6];
@@ -91,6 +93,8 @@ const fn takes_memory(number: u32) -> bool {
             | linux::__NR_pidfd_open
             | linux::__NR_pipe2
             | linux::__NR_eventfd2
+            | linux::__NR_signalfd4
+            | linux::__NR_timer_create
             | linux::__NR_timerfd_create
             | linux::__NR_epoll_create1
             | linux::__NR_epoll_ctl
@@ -218,6 +222,13 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_times => clock::times(task, a),
         linux::__NR_getitimer => clock::get_interval(task, a),
         linux::__NR_setitimer => clock::set_interval(task, a),
+
+        linux::__NR_timer_create => timer::create(task, a),
+        linux::__NR_timer_settime => timer::set(task, a),
+        linux::__NR_timer_gettime => timer::get(task, a),
+        linux::__NR_timer_getoverrun => timer::overrun(task, a),
+        linux::__NR_timer_delete => timer::delete(task, a),
+        linux::__NR_signalfd4 => event::signals(task, a),
 
         linux::__NR_eventfd2 => event::counter(task, a),
         linux::__NR_epoll_create1 => event::create(task, a),

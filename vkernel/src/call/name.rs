@@ -223,7 +223,9 @@ pub(super) fn set_times(task: &Task, [fd, path, times, flags, ..]: Args) -> Resu
         let [access, change] = words.map(|[seconds, nanoseconds]| match nanoseconds {
             NOW => Ok(Some(now)),
             OMIT => Ok(None),
-            0..1_000_000_000 => Ok(Some(seconds.max(0) as u64 * SECOND + nanoseconds as u64)),
+            0..1_000_000_000 => {
+                Ok(Some((seconds.max(0) as u64).saturating_mul(SECOND).saturating_add(nanoseconds as u64)))
+            }
             _ => Err(Errno::INVAL),
         });
         (access?, change?)

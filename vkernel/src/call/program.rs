@@ -387,6 +387,7 @@ pub(super) async fn execute(task: &mut Task, [fd, path, arguments, environment, 
         actions.iter_mut().filter(|action| action.handler > 1).for_each(|action| *action = Action::default());
     }
     fork::reset(&thread);
+    super::delete_timers(&process);
     process.has_executed.store(true, Ordering::Relaxed);
     let space = Arc::clone(loaded.space());
     *task.context = loaded.install(&process, &thread);

@@ -10,6 +10,7 @@ pub mod memory;
 pub mod path;
 pub mod pipe;
 pub mod process;
+pub mod signal;
 pub mod socket;
 pub mod text;
 
@@ -296,6 +297,11 @@ pub trait Stream: Debug + Send + Sync {
 
     /// Returns this stream as a timer, if it is one.
     fn as_timer(&self) -> Option<Arc<event::Timer>> {
+        None
+    }
+
+    /// Returns this stream as a file of signals, if it is one.
+    fn as_signals(&self) -> Option<&signal::Signals> {
         None
     }
 

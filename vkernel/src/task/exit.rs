@@ -47,6 +47,7 @@ fn process_ends(process: &Arc<Process>) {
     lock::process_ends(process.pid);
     process.release();
     process.set_dead();
+    crate::call::delete_timers(process);
     process.moves.wake();
     let kernel = process::find(process::KERNEL);
     let orphans = core::mem::take(&mut *process.children.lock());

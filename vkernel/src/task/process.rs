@@ -4,6 +4,7 @@ use super::credentials::Credentials;
 use super::schedule::Schedule;
 use super::signal::{Action, Actions, AltStack, Info, LAST, Pending, UNBLOCKABLE, number};
 use super::wait::WaitQueue;
+use crate::call::Timer;
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::Descriptors;
 use crate::fs::path::Position;
@@ -63,6 +64,9 @@ fn default_limits() -> Limits {
     limits[linux::RLIMIT_STACK as usize] = (8 << 20, INFINITE);
     limits[linux::RLIMIT_CORE as usize] = (0, INFINITE);
     limits[linux::RLIMIT_NOFILE as usize] = (1024, 4096);
+    limits[linux::RLIMIT_NICE as usize] = (0, 0);
+    limits[linux::RLIMIT_RTPRIO as usize] = (0, 0);
+    limits[linux::RLIMIT_MEMLOCK as usize] = (8 << 20, 8 << 20);
     limits[linux::RLIMIT_NPROC as usize] = (MOST_THREADS as u64, MOST_THREADS as u64);
     limits
 }
@@ -94,6 +98,10 @@ pub struct Process {
     pub image: Mutex<Image>,
     /// Its users, groups and capabilities.
     credentials: Mutex<Arc<Credentials>>,
+    /// Woken when a signal becomes pending.
+    pub signalled: WaitQueue,
+    /// Its timers, by their numbers.
+    pub timers: Mutex<BTreeMap<u32, Arc<Timer>>>,
     /// Its policy and priorities.
     pub schedule: Mutex<Schedule>,
     /// Its limits.
@@ -260,6 +268,8 @@ impl Process {
             space: Mutex::new(space),
             image: Mutex::default(),
             credentials: Mutex::default(),
+            signalled: WaitQueue::new(),
+            timers: Mutex::default(),
             schedule: Mutex::default(),
             limits: Mutex::new(default_limits()),
             group: AtomicU32::new(group),
@@ -544,6 +554,12 @@ impl Thread {
     /// Records that no hart runs the thread.
     pub fn end_turn(&self) {
         self.hart.store(0, Ordering::SeqCst);
+    }
+
+    /// Returns whether this hart runs the thread.
+    #[must_use]
+    pub fn is_on_this_hart(&self) -> bool {
+        self.hart.load(Ordering::SeqCst) as usize == machine::hart_index() + 1
     }
 
     /// Records the waker of the thread's task.

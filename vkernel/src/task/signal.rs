@@ -243,6 +243,7 @@ pub fn send(process: &Arc<Process>, info: Info) {
         return;
     }
     process.pending.add(info);
+    process.signalled.wake();
     let threads = process.threads.lock();
     let ready = threads.values().find(|thread| thread.mask() & bit(info.signal) == 0);
     if let Some(thread) = ready.or_else(|| threads.values().next()) {
@@ -260,6 +261,7 @@ pub fn send_to_thread(thread: &Arc<Thread>, info: Info) {
         return;
     }
     thread.pending.add(info);
+    thread.process.signalled.wake();
     thread.notify();
 }
 
