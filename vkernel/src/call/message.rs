@@ -126,6 +126,10 @@ async fn send_all(task: &mut Task, opened: &Opened, message: &mut Outgoing) -> R
     }
     let Some(target) = target(task, socket, message.to.as_ref())? else { return Ok(all) };
     let waits = !file.is_nonblocking() && message.flags & net::MSG_DONTWAIT == 0;
+    // The receiver must be able to end while this thread waits for it.
+    let (queue, receiver) = (Arc::clone(&target.changed), Arc::downgrade(&target));
+    drop(target);
+    let find = || if socket.connects() { socket.target() } else { receiver.upgrade().ok_or(Errno::CONNREFUSED) };
     let mut done = 0;
     loop {
         let part = gather(task, &message.ranges, done, if socket.style == Style::Stream { CHUNK } else { all });
@@ -134,10 +138,10 @@ async fn send_all(task: &mut Task, opened: &Opened, message: &mut Outgoing) -> R
             part => part?,
         };
         let mut files = core::mem::take(&mut message.files);
-        let mut sent = socket.send(&target, &part, &mut files, message.sender);
+        let mut sent = find().and_then(|target| socket.send(&target, &part, &mut files, message.sender));
         if sent == Err(Errno::AGAIN) && waits {
-            let look = || socket.send(&target, &part, &mut files, message.sender);
-            sent = attempt(task, &target.changed, Some(options.send_timeout), look).await;
+            let look = || socket.send(&*find()?, &part, &mut files, message.sender);
+            sent = attempt(task, &queue, Some(options.send_timeout), look).await;
         }
         match sent {
             Err(_) if done > 0 => return Ok(done),

@@ -243,7 +243,10 @@ pub(super) async fn connect(task: &mut Task, [fd, at, bytes, ..]: Args) -> Resul
         return first.map(|()| 0);
     }
     let timeout = socket.options().send_timeout;
-    attempt(task, &target.changed, Some(timeout), || socket.connect(&target, address.clone(), own)).await?;
+    let (queue, listener) = (Arc::clone(&target.changed), Arc::downgrade(&target));
+    drop(target);
+    let look = || socket.connect(&listener.upgrade().ok_or(Errno::CONNREFUSED)?, address.clone(), own);
+    attempt(task, &queue, Some(timeout), look).await?;
     Ok(0)
 }
 

@@ -105,8 +105,8 @@ pub struct Socket {
     pub style: Style,
     own: Weak<Socket>,
     inner: Mutex<Inner>,
-    /// Woken by each change of the socket, or of the room in its queue.
-    pub changed: WaitQueue,
+    /// Woken by each change of the socket, or of the room in its queue, and by its end: tasks that wait for these keep no socket alive.
+    pub changed: Arc<WaitQueue>,
 }
 
 impl Socket {
@@ -141,7 +141,7 @@ impl Socket {
             style,
             own: own.clone(),
             inner: Mutex::new(inner),
-            changed: WaitQueue::new(),
+            changed: Arc::default(),
         })
     }
 

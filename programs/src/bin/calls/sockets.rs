@@ -105,6 +105,22 @@ pub fn pairs() -> Result<(), Failure> {
     }
     child.wait()?;
     line(format_args!("{all} bytes came"));
+    // The reader ends while the writer waits.
+    let [a, b] = pair(STREAM);
+    let child = process::start(|| {
+        close(b);
+        let bytes = [7u8; 4096];
+        let mut result = 1;
+        while result > 0 {
+            result = call(number::SENDTO, [a, at(&bytes), bytes.len(), NOSIGNAL, 0, 0]);
+        }
+        line(format_args!("the writer got {result}"));
+        Ok(())
+    })?;
+    close(a);
+    super::sleep(200);
+    close(b);
+    child.wait()?;
     Ok(())
 }
 
