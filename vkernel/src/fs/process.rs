@@ -6,7 +6,7 @@ use super::text::{Directory, Link, Text};
 use super::{Node, new_id};
 use crate::memory::frames;
 use crate::memory::space::{Name, Rights};
-use crate::task::credentials::Ids;
+use crate::task::credentials::{Birth, Ids};
 use crate::task::process::{self, ExitStatus, Process};
 use crate::task::timers;
 use alloc::format;
@@ -296,13 +296,16 @@ fn descriptors(process: &Arc<Process>) -> Arc<dyn Node> {
             file.ok()
         }
     };
+    let credentials = process.credentials();
+    let owner = Birth { mode: 0o500, uid: credentials.users.effective, gid: credentials.groups.effective };
     let process = Arc::clone(process);
     let names = move || {
         let thread = process.threads.lock().values().next().cloned();
         let files = thread.map(|thread| Arc::clone(&thread.files.lock()));
         files.map_or(Vec::new(), |files| files.lock().numbers().iter().map(ToString::to_string).collect())
     };
-    directory(names, move |name| {
+    // Through the entries files are opened that others may not see.
+    Directory::owned((SYSTEM, new_id()), owner, names, move |name| {
         let file = find(name.parse().ok()?)?;
         let target = match &file.place {
             Some(place) => place.path(&crate::boot::root()),
@@ -319,8 +322,11 @@ fn descriptors(process: &Arc<Process>) -> Arc<dyn Node> {
 struct Descriptor(Arc<OpenFile>);
 
 impl Node for Descriptor {
+    /// Only the owner of the descriptor comes here, by the directory's mode: the file is the user's own.
     fn status(&self) -> super::Status {
-        self.0.status()
+        let user = crate::task::run::current().and_then(process::find).map(|process| process.credentials());
+        let ids = user.map_or((0, 0), |user| (user.users.fs, user.groups.fs));
+        super::Status { uid: ids.0, gid: ids.1, ..self.0.status() }
     }
 
     fn open(&self, _flags: u32) -> crate::errno::Result<Option<Arc<dyn super::Stream>>> {
