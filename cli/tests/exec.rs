@@ -63,6 +63,28 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
     }
 }
 
+/// Runs `programs/src/bin/calls/main.rs`, whose lines are results of system calls about users, locks and sockets.
+#[test]
+fn calls_have_the_results_that_they_have_on_linux() {
+    let calls = gnomon::host::build::program("calls").expect("the program");
+    let calls = calls.to_str().expect("a name");
+    let linux = Command::new(env!("CARGO_BIN_EXE_gnomon"))
+        .args(["run", "--control", "off", "--timeout", "200", "--add", calls, "--exec", "/root/calls"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the command");
+    assert!(linux.status.success(), "{}", said(&linux));
+    let expected = String::from_utf8_lossy(&linux.stdout).into_owned();
+    assert!(expected.lines().count() > 200, "{expected}");
+    for options in [&["--vcpus", "2"][..], &["--vmspace", "soft"]] {
+        let output = exec(options, &[calls]).output().expect("the command");
+        let found = String::from_utf8_lossy(&output.stdout);
+        let differs: Vec<_> = expected.lines().zip(found.lines()).filter(|(one, other)| one != other).take(9).collect();
+        assert!(found == expected, "{options:?}: {differs:?}\n{}", said(&output));
+        assert!(output.status.success(), "{options:?}: {}", said(&output));
+    }
+}
+
 #[test]
 fn input_output_and_status_are_the_commands() {
     let input: Vec<u8> = (0..600_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();

@@ -4,6 +4,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::memory::MemoryNode;
 use crate::fs::path::Place;
 use crate::fs::{New, Node, device, process as proc};
+use crate::task::credentials::Birth;
 use crate::task::process;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -66,7 +67,7 @@ pub fn dev_root() -> Arc<dyn Node> {
         let simple = device::SIMPLE.iter().chain(&[("tty", device::TTY), ("console", device::CONSOLE)]);
         for (name, number) in simple {
             // A directory that is new has room for all names.
-            let _ = root.create(name, New::Device(*number), 0o666);
+            let _ = root.create(name, New::Device(*number), Birth::root(0o666));
         }
         let links = [
             ("fd", "/proc/self/fd"),
@@ -75,9 +76,9 @@ pub fn dev_root() -> Arc<dyn Node> {
             ("stderr", "/proc/self/fd/2"),
         ];
         for (name, target) in links {
-            let _ = root.create(name, New::Link(target.to_string()), 0o777);
+            let _ = root.create(name, New::Link(target.to_string()), Birth::root(0o777));
         }
-        let _ = root.create("shm", New::Directory, 0o1777);
+        let _ = root.create("shm", New::Directory, Birth::root(0o1777));
         root
     };
     Arc::clone(DEVICES.call_once(make))
@@ -99,7 +100,7 @@ fn make_root() -> Arc<Place> {
 /// Adds `/dev`, `/proc` and `/tmp` where they are missing.
 fn mount_systems(root: &Arc<Place>) -> Result<()> {
     for (name, mode) in [("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777)] {
-        match root.node.create(name, New::Directory, mode) {
+        match root.node.create(name, New::Directory, Birth::root(mode)) {
             Ok(_) | Err(Errno::EXIST) => {}
             Err(why) => return Err(why),
         }

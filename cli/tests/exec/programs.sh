@@ -44,3 +44,9 @@ ln a hard; stat -c %h a; rm hard; stat -c %h a
 sleep 30 & kill $!; wait $! || echo ended $?
 # A pipe's openers meet, whichever is first, and however short its writer lives.
 n=0; while [ $n -lt 20 ]; do mkfifo f; (echo $n > f) & cat f; wait; rm f; n=$((n + 1)); done | md5sum
+# Users and permissions.
+grep -q ^u: /etc/passwd 2>/dev/null || { mkdir -p /etc; echo root:x:0:0::/:/bin/sh > /etc/passwd; echo u:x:1000:1000::/:/bin/sh >> /etc/passwd; }
+umask 022; mkdir -m 700 mine; echo secret > mine/s; mkdir -m 1777 all; echo r > all/r; chmod 600 all/r; mkdir -m 2775 g; chgrp 7 g; touch g/f; mkdir g/d
+stat -c '%a %u %g' mine mine/s all all/r g g/f g/d
+su u -s /bin/sh -c 'id -u; id -g; cat mine/s || echo no; cat all/r || echo no; rm -f all/r || echo sticky; echo x > all/u && stat -c "%a %u %g" all/u; chown 0 all/u || echo owner; kill -0 1 || echo not mine; chmod 644 all/r || echo not owner; echo piped | cat /proc/self/fd/0; ls /proc/1/fd || echo not seen' || echo su $?
+ls -1 all

@@ -28,6 +28,12 @@ impl Status {
 }
 
 impl Child {
+    /// Returns its number.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.0
+    }
+
     /// Waits until it has ended.
     ///
     /// # Errors

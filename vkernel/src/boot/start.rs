@@ -205,7 +205,7 @@ fn start_first(kernel: &Arc<Process>, place: Option<(u64, u64)>) -> core::result
     let root = make_root();
     crate::fs::archive::unpack(place.map_or(&[], archive), &root).map_err(is("the archive"))?;
     mount_systems(&root).map_err(is("the root directory"))?;
-    let position = Position { current: Arc::clone(&root), root: Arc::clone(&root), mask: 0o022 };
+    let position = Position { current: Arc::clone(&root), root: Arc::clone(&root), mask: 0o022, user: Arc::default() };
     let mut start = read_start(&root, &position)?;
     if start.io == Io::Console {
         start.environment.extend(variables(command_line()).map(|word| word.as_bytes().to_vec()));

@@ -2,6 +2,7 @@
 
 use super::Args;
 use crate::errno::{Errno, Result};
+use crate::task::credentials::Capability;
 use crate::task::futex::deadline;
 use crate::task::signal::{self, Info, number};
 use crate::task::timers::{self, SECOND};
@@ -48,11 +49,29 @@ pub(super) fn get(task: &Task, [clock, to, ..]: Args) -> Result<u64> {
     write(task, to, now)
 }
 
+pub(super) fn set_time_of_day(task: &Task, [from, zone, ..]: Args) -> Result<u64> {
+    let time = if from == 0 { None } else { Some(task.space.get::<[i64; 2]>(from)?) };
+    if zone != 0 {
+        // There are no time zones here.
+        task.space.get::<[u32; 2]>(zone)?;
+    }
+    if time.is_some_and(|[seconds, microseconds]| seconds < 0 || !(0..1_000_000).contains(&microseconds)) {
+        return Err(Errno::INVAL);
+    }
+    task.need(Capability::SysTime)?;
+    if let Some([seconds, microseconds]) = time {
+        timers::set_time_of_day((seconds as u64).saturating_mul(SECOND).saturating_add(microseconds as u64 * 1000));
+    }
+    Ok(0)
+}
+
 pub(super) fn set(task: &Task, [clock, from, ..]: Args) -> Result<u64> {
     if clock as u32 != linux::CLOCK_REALTIME {
         return Err(Errno::INVAL);
     }
-    timers::set_time_of_day(read(task, from)?);
+    let to = read(task, from)?;
+    task.need(Capability::SysTime)?;
+    timers::set_time_of_day(to);
     Ok(0)
 }
 
@@ -157,7 +176,8 @@ async fn alarm(process: Weak<Process>, mut at: u64) {
             if set.0 != at {
                 return;
             }
-            set.0 = if set.1 == 0 { 0 } else { at + set.1 };
+            let next = at.saturating_add(set.1).max(timers::now() + timers::LEAST_INTERVAL);
+            set.0 = if set.1 == 0 { 0 } else { next };
             at = set.0;
         }
         signal::send(&process, Info::kernel(number::ALRM));

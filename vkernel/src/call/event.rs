@@ -4,7 +4,9 @@ use super::{Args, clock, signal};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::OpenFile;
 use crate::fs::event::{Counter, Event, Events, Timer};
+use crate::fs::signal::Signals;
 use crate::fs::{ERR, HUP, IN, OUT, Ready, Stream};
+use crate::task::signal::UNBLOCKABLE;
 use crate::task::wait::{before, interruptible};
 use crate::task::{Task, timers};
 use alloc::sync::Arc;
@@ -154,14 +156,34 @@ pub(super) async fn select(task: &mut Task, [count, reads, writes, others, timeo
     Ok(ready)
 }
 
+pub(super) fn signals(task: &Task, [fd, set, bytes, flags, ..]: Args) -> Result<u64> {
+    if bytes != 8 || flags as u32 & !(linux::O_CLOEXEC | linux::O_NONBLOCK) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let set = task.space.get::<u64>(set)? & !UNBLOCKABLE;
+    if fd as i32 != -1 {
+        let file = task.file(fd)?;
+        file.stream().and_then(|stream| stream.as_signals()).ok_or(Errno::INVAL)?.set(set);
+        return Ok(fd);
+    }
+    let file = OpenFile::of(Signals::new(set), linux::O_RDWR | flags as u32 & linux::O_NONBLOCK);
+    task.add_file(file, flags as u32 & linux::O_CLOEXEC != 0)
+}
+
 pub(super) fn counter(task: &Task, [count, flags, ..]: Args) -> Result<u64> {
     let flags = flags as u32;
+    if flags & !(linux::EFD_SEMAPHORE | linux::O_CLOEXEC | linux::O_NONBLOCK) != 0 {
+        return Err(Errno::INVAL);
+    }
     let counter = Counter::new(count as u32 as u64, flags & linux::EFD_SEMAPHORE != 0);
     let file = OpenFile::of(counter, linux::O_RDWR | flags & linux::O_NONBLOCK);
     task.add_file(file, flags & linux::O_CLOEXEC != 0)
 }
 
 pub(super) fn create(task: &Task, [flags, ..]: Args) -> Result<u64> {
+    if flags as u32 & !linux::O_CLOEXEC != 0 {
+        return Err(Errno::INVAL);
+    }
     task.add_file(OpenFile::of(Events::new(), linux::O_RDWR), flags as u32 & linux::O_CLOEXEC != 0)
 }
 

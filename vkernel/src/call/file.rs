@@ -1,23 +1,55 @@
 //! Calls about open files.
 
-use super::{Args, CURRENT, last};
+use super::{Args, CURRENT, last, name};
 use crate::errno::{Errno, Result};
+use crate::fs;
 use crate::fs::descriptors::{Content, OpenFile, is_directory};
 use crate::fs::memory::MemoryNode;
-use crate::fs::path::{Last, Place, Target};
+use crate::fs::path::{Last, Place, Position, Target};
 use crate::fs::{Attribute, Kind, New, Node, Status, pipe};
 use crate::memory::user::{bytes_of, zeroed};
 use crate::task::Task;
+use crate::task::credentials::{Birth, Credentials, EXECUTE, READ, WRITE};
 use crate::task::timers::SECOND;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::{general as linux, ioctl};
 
+/// Handles `openat2`, without the flags that restrict how a path is resolved.
+pub(super) async fn open_extended(task: &mut Task, [fd, path, how, bytes, ..]: Args) -> Result<u64> {
+    const LEAST: u64 = 24;
+    const KNOWN: u64 = 0x7fff_ffff;
+    if bytes < LEAST {
+        return Err(Errno::INVAL);
+    }
+    if bytes > 4096 {
+        return Err(Errno::TOOBIG);
+    }
+    let [flags, mode, resolve] = task.space.get::<[u64; 3]>(how)?;
+    let mut rest = alloc::vec![0; (bytes - LEAST) as usize];
+    task.space.get_bytes(how + LEAST, &mut rest)?;
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Errno::TOOBIG);
+    }
+    let makes = flags as u32 & linux::O_CREAT != 0 || flags as u32 & TEMPORARY == TEMPORARY;
+    if flags & !KNOWN != 0 || mode & !0o7777 != 0 || mode != 0 && !makes || resolve != 0 {
+        return Err(Errno::INVAL);
+    }
+    open(task, [fd, path, flags, mode, 0, 0]).await
+}
+
 pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> Result<u64> {
     let path = task.path(path)?;
     let flags = flags as u32;
+    if flags & TEMPORARY == TEMPORARY {
+        return open_temporary(task, fd, &path, flags, mode as u32);
+    }
+    if flags & (linux::O_CREAT | linux::O_DIRECTORY) == linux::O_CREAT | linux::O_DIRECTORY {
+        return Err(Errno::INVAL);
+    }
     let position = task.position();
     let start = task.start(fd, &position, &path)?;
+    let mut is_new = false;
     let keeps_link =
         flags & linux::O_NOFOLLOW != 0 || flags & (linux::O_CREAT | linux::O_EXCL) == linux::O_CREAT | linux::O_EXCL;
     let place = match position.find(&start, &path, if keeps_link { Last::Keep } else { Last::Follow })? {
@@ -26,16 +58,20 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
         Target::Absent(..) if flags & linux::O_CREAT == 0 => return Err(Errno::NOENT),
         Target::Absent(_, _) if path.ends_with('/') => return Err(Errno::ISDIR),
         Target::Absent(directory, name) => {
-            let mode = mode as u32 & 0o7777 & !position.mask;
-            match directory.node.create(&name, New::File, mode) {
-                Ok(_) => directory.child(&name)?,
+            let birth = birth(&position, &directory, false, mode as u32)?;
+            match directory.node.create(&name, New::File, birth) {
+                Ok(_) => {
+                    is_new = true;
+                    directory.child(&name)?
+                }
                 // Another process was faster.
                 Err(Errno::EXIST) if flags & linux::O_EXCL == 0 => directory.child(&name)?,
                 Err(why) => return Err(why),
             }
         }
     };
-    let file = open_place(place, flags)?;
+    let user = if is_new { None } else { Some(&*position.user) };
+    let file = open_place(place, flags, user)?;
     if let Some(pipe) = file.stream().and_then(|stream| stream.as_pipe()) {
         let is_nonblocking = file.is_nonblocking();
         crate::task::wait::interruptible(&task.thread, pipe.opened(is_nonblocking)).await??;
@@ -43,7 +79,48 @@ pub(super) async fn open(task: &mut Task, [fd, path, flags, mode, ..]: Args) -> 
     task.add_file(file, flags & linux::O_CLOEXEC != 0)
 }
 
-fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
+/// `O_TMPFILE`.
+const TEMPORARY: u32 = linux::__O_TMPFILE | linux::O_DIRECTORY;
+
+/// Opens a new file without a name, in the file system of a directory.
+fn open_temporary(task: &Task, fd: u64, path: &str, flags: u32, mode: u32) -> Result<u64> {
+    if flags & linux::O_ACCMODE == linux::O_RDONLY || flags & linux::O_CREAT != 0 {
+        return Err(Errno::INVAL);
+    }
+    let position = task.position();
+    let directory = position.present(&task.start(fd, &position, path)?, path, Last::Follow)?;
+    if directory.node.status().kind != Kind::Directory {
+        return Err(Errno::NOTDIR);
+    }
+    let birth = birth(&position, &directory, false, mode)?;
+    let node = MemoryNode::unnamed(Some(directory.node.as_memory().ok_or(Errno::OPNOTSUPP)?), birth);
+    let name = alloc::format!("#{} (deleted)", node.status().id.1);
+    let place = Arc::new(Place { parent: Some(directory), name, node: Arc::clone(&node) });
+    let file = OpenFile::new(Content::Node(node), Some(place), flags & !TEMPORARY);
+    task.add_file(file, flags & linux::O_CLOEXEC != 0)
+}
+
+/// Returns the mode and the owner of a new node, if the directory lets the user make one.
+pub(super) fn birth(position: &Position, directory: &Place, is_directory: bool, mode: u32) -> Result<Birth> {
+    let status = directory.node.status();
+    position.user.check(&status, WRITE | EXECUTE)?;
+    Ok(position.user.birth(&status, is_directory, mode & 0o7777 & !position.mask))
+}
+
+/// Checks that a user may open a node.
+fn check_open(user: &Credentials, status: &Status, flags: u32) -> Result<()> {
+    let access = match flags & linux::O_ACCMODE {
+        linux::O_RDONLY => READ,
+        linux::O_WRONLY => WRITE,
+        _ => READ | WRITE,
+    };
+    let truncates = if flags & linux::O_TRUNC != 0 { WRITE } else { 0 };
+    user.check(status, access | truncates)?;
+    if flags & linux::O_NOATIME != 0 { user.check_owner(status) } else { Ok(()) }
+}
+
+/// Opens the node at a place, with the rights of a user if it is not a new one.
+fn open_place(place: Arc<Place>, flags: u32, user: Option<&Credentials>) -> Result<Arc<OpenFile>> {
     let status = place.node.status();
     let writes = flags & linux::O_ACCMODE != linux::O_RDONLY;
     let is_path = flags & linux::O_PATH != 0;
@@ -54,6 +131,9 @@ fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
         _ if flags & linux::O_DIRECTORY != 0 => return Err(Errno::NOTDIR),
         Kind::Socket if !is_path => return Err(Errno::NXIO),
         _ => {}
+    }
+    if let Some(user) = user.filter(|_| !is_path) {
+        check_open(user, &status, flags)?;
     }
     let stream = if is_path { None } else { place.node.open(flags)? };
     let content = match stream {
@@ -68,24 +148,45 @@ fn open_place(place: Arc<Place>, flags: u32) -> Result<Arc<OpenFile>> {
     Ok(OpenFile::new(content, Some(place), flags))
 }
 
+/// Does what goes with a descriptor's end: the process has no lock of the file any more.
+pub(super) fn closed(task: &Task, file: Arc<OpenFile>) {
+    fs::lock::process_closes(task.thread.process.pid, &file);
+    let is_socket = file.stream().is_some_and(|stream| stream.as_socket().is_some());
+    drop(file);
+    if is_socket {
+        fs::socket::flight::collect();
+    }
+}
+
 pub(super) fn close(task: &Task, [fd, ..]: Args) -> Result<u64> {
     // The file may go with it, and wakes others then.
     let file = task.files().lock().close(fd as u32)?;
-    drop(file);
+    closed(task, file);
     Ok(0)
 }
 
+/// `CLOSE_RANGE_UNSHARE`.
+const UNSHARES: u32 = 1 << 1;
 /// `CLOSE_RANGE_CLOEXEC`.
 const CLOSES_AT_EXEC: u32 = 1 << 2;
 
 pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result<u64> {
+    let (first, last) = (u64::from(first as u32), u64::from(last as u32));
+    if flags & !u64::from(CLOSES_AT_EXEC | UNSHARES) != 0 || first > last {
+        return Err(Errno::INVAL);
+    }
+    if flags & u64::from(UNSHARES) != 0 {
+        let own = Arc::new(spin::Mutex::new(task.files().lock().clone()));
+        *task.thread.files.lock() = own;
+    }
     let files = task.files();
     let numbers = files.lock().numbers();
     for fd in numbers.into_iter().filter(|fd| (first..=last).contains(&u64::from(*fd))) {
         if flags & u64::from(CLOSES_AT_EXEC) != 0 {
             files.lock().set_closes_at_exec(fd, true)?;
         } else {
-            drop(files.lock().close(fd)?);
+            let file = files.lock().close(fd)?;
+            closed(task, file);
         }
     }
     Ok(0)
@@ -152,7 +253,13 @@ pub(super) fn status_at(task: &Task, [fd, path, to, flags, ..]: Args) -> Result<
     task.space.put(to, &encode(&status)).map(|()| 0)
 }
 
-pub(super) fn status_extended(task: &Task, [fd, path, flags, _, to, _]: Args) -> Result<u64> {
+pub(super) fn status_extended(task: &Task, [fd, path, flags, mask, to, _]: Args) -> Result<u64> {
+    const KNOWN: u32 =
+        linux::AT_SYMLINK_NOFOLLOW | linux::AT_NO_AUTOMOUNT | linux::AT_EMPTY_PATH | linux::AT_STATX_SYNC_TYPE;
+    let is_unknown = flags & !u64::from(KNOWN) != 0 || mask & u64::from(linux::STATX__RESERVED) != 0;
+    if is_unknown || flags as u32 & linux::AT_STATX_SYNC_TYPE == linux::AT_STATX_SYNC_TYPE {
+        return Err(Errno::INVAL);
+    }
     let status = status_of(task, fd, path, flags)?;
     let mut statx = zeroed::<linux::statx>();
     statx.stx_mask = linux::STATX_BASIC_STATS;
@@ -246,7 +353,9 @@ pub(super) fn duplicate_to(task: &Task, [from, to, flags, ..]: Args) -> Result<u
         return Err(Errno::BADF);
     }
     let old = task.files().lock().set(to as u32, file, flags != 0);
-    drop(old);
+    if let Some(old) = old {
+        closed(task, old);
+    }
     Ok(to)
 }
 
@@ -270,12 +379,6 @@ pub(super) fn control(task: &Task, [fd, command, argument, ..]: Args) -> Result<
         linux::F_GETFL => Ok(u64::from(file.flags())),
         linux::F_SETFL => {
             file.set_flags(argument as u32);
-            Ok(0)
-        }
-        // No lock is refused: one process at a time is the usual case here.
-        linux::F_SETLK | linux::F_SETLKW => Ok(0),
-        linux::F_GETLK => {
-            task.space.put(argument, &(linux::F_UNLCK as u16))?;
             Ok(0)
         }
         linux::F_SETOWN | linux::F_SETSIG | linux::F_GETOWN => Ok(0),
@@ -342,9 +445,11 @@ pub(super) fn truncate_open(task: &Task, [fd, bytes, ..]: Args) -> Result<u64> {
 
 pub(super) fn truncate(task: &Task, [path, bytes, ..]: Args) -> Result<u64> {
     let place = task.place(CURRENT, path, Last::Follow, 0)?;
-    if place.node.status().kind == Kind::Directory {
+    let status = place.node.status();
+    if status.kind == Kind::Directory {
         return Err(Errno::ISDIR);
     }
+    task.credentials().check(&status, WRITE)?;
     resize(&*place.node, bytes)
 }
 
@@ -363,19 +468,20 @@ pub(super) fn allocate(task: &Task, [fd, mode, offset, bytes, ..]: Args) -> Resu
 }
 
 pub(super) fn memory_file(task: &Task, [_, flags, ..]: Args) -> Result<u64> {
-    let content = Content::Node(MemoryNode::unnamed());
+    let content = Content::Node(MemoryNode::unnamed(None, Birth::root(0o777)));
     task.add_file(OpenFile::new(content, None, linux::O_RDWR), flags & u64::from(linux::MFD_CLOEXEC) != 0)
 }
 
 pub(super) fn set_mode(task: &Task, [fd, mode, ..]: Args) -> Result<u64> {
-    let file = task.file(fd)?;
-    let Some(place) = &file.place else { return Ok(0) };
-    place.node.set(Attribute::Mode(mode as u32)).map(|()| 0)
+    match &task.file_not_path(fd)?.place {
+        Some(place) => name::change_mode(task, &*place.node, mode as u32),
+        None => Ok(0),
+    }
 }
 
 pub(super) fn set_owner(task: &Task, [fd, uid, gid, ..]: Args) -> Result<u64> {
-    let file = task.file(fd)?;
-    let Some(place) = &file.place else { return Ok(0) };
-    let known = |id: u64| Some(id as u32).filter(|id| *id != u32::MAX);
-    place.node.set(Attribute::Owner(known(uid), known(gid))).map(|()| 0)
+    match &task.file_not_path(fd)?.place {
+        Some(place) => name::change_owner(task, &*place.node, uid, gid),
+        None => Ok(0),
+    }
 }

@@ -22,11 +22,13 @@ struct Clone {
     child_tid: u64,
     tls: u64,
     exit_signal: u32,
+    /// The address of the descriptor that stands for the child.
+    handle: u64,
 }
 
 pub(super) async fn clone(task: &mut Task, [flags, stack, parent_tid, tls, child_tid, _]: Args) -> Result<u64> {
     let exit_signal = (flags & 0xff) as u32;
-    make(task, Clone { flags: flags & !0xff, stack, parent_tid, child_tid, tls, exit_signal }).await
+    make(task, Clone { flags: flags & !0xff, stack, parent_tid, child_tid, tls, exit_signal, handle: parent_tid }).await
 }
 
 pub(super) async fn clone_extended(task: &mut Task, [at, bytes, ..]: Args) -> Result<u64> {
@@ -34,13 +36,13 @@ pub(super) async fn clone_extended(task: &mut Task, [at, bytes, ..]: Args) -> Re
     if bytes < LEAST {
         return Err(Errno::INVAL);
     }
-    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls] =
+    let [flags, handle, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls] =
         task.space.get::<[u64; 8]>(at)?;
     if flags & 0xff != 0 || exit_signal > 64 {
         return Err(Errno::INVAL);
     }
     let stack = if stack == 0 { 0 } else { stack.checked_add(stack_bytes).ok_or(Errno::INVAL)? };
-    make(task, Clone { flags, stack, parent_tid, child_tid, tls, exit_signal: exit_signal as u32 }).await
+    make(task, Clone { flags, stack, parent_tid, child_tid, tls, exit_signal: exit_signal as u32, handle }).await
 }
 
 async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
@@ -56,7 +58,7 @@ async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
         | linux::CLONE_NEWIPC
         | linux::CLONE_NEWUTS
         | linux::CLONE_NEWCGROUP;
-    if has(NAMESPACES) || has(linux::CLONE_PIDFD) {
+    if has(NAMESPACES) || has(linux::CLONE_PIDFD) && (is_thread || has(linux::CLONE_DETACHED)) {
         return Err(Errno::INVAL);
     }
     let parent = Arc::clone(&task.thread.process);
@@ -109,6 +111,10 @@ async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
     }
     if has(linux::CLONE_PARENT_SETTID) {
         let _ = task.space.put(clone.parent_tid, &tid);
+    }
+    if has(linux::CLONE_PIDFD) {
+        let fd = super::handle::add(task, &child, 0)?;
+        let _ = task.space.put(clone.handle, &(fd as u32));
     }
     if has(linux::CLONE_CHILD_SETTID) {
         let _ = space.write(clone.child_tid, &tid.to_le_bytes());

@@ -8,12 +8,18 @@ mod event;
 mod file;
 mod fork;
 mod futex;
+mod handle;
 mod identity;
+mod lock;
 mod memory;
+mod message;
 mod name;
 mod program;
+mod schedule;
 mod signal;
+mod socket;
 mod system;
+mod timer;
 mod transfer;
 mod wait;
 
@@ -23,6 +29,7 @@ use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
 use crate::memory::frames;
+use crate::task::credentials::{Capability, Credentials};
 use crate::task::process::{self, Process};
 use crate::task::{Task, Thread};
 use alloc::boxed::Box;
@@ -32,6 +39,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 pub use program::{Strings, load};
 use spin::Mutex;
+pub use timer::{Timer, delete_all as delete_timers};
 
 /// The arguments of a call.
 type Args = [u64; 6];
@@ -81,8 +89,12 @@ const fn takes_memory(number: u32) -> bool {
             | linux::__NR_execve
             | linux::__NR_execveat
             | linux::__NR_openat
+            | linux::__NR_openat2
+            | linux::__NR_pidfd_open
             | linux::__NR_pipe2
             | linux::__NR_eventfd2
+            | linux::__NR_signalfd4
+            | linux::__NR_timer_create
             | linux::__NR_timerfd_create
             | linux::__NR_epoll_create1
             | linux::__NR_epoll_ctl
@@ -100,6 +112,13 @@ const fn takes_memory(number: u32) -> bool {
             | linux::__NR_writev
             | linux::__NR_pwrite64
             | linux::__NR_sendfile
+            | linux::__NR_socket
+            | linux::__NR_socketpair
+            | linux::__NR_bind
+            | linux::__NR_connect
+            | linux::__NR_sendto
+            | linux::__NR_sendmsg
+            | linux::__NR_sendmmsg
             | linux::__NR_copy_file_range
     )
 }
@@ -140,7 +159,7 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_getdents64 => file::entries(task, a),
         linux::__NR_dup => file::duplicate(task, a),
         linux::__NR_dup3 => file::duplicate_to(task, a),
-        linux::__NR_fcntl => file::control(task, a),
+        linux::__NR_fcntl if !lock::is_lock(a[1] as u32) => file::control(task, a),
         linux::__NR_ioctl => file::device_control(task, a),
         linux::__NR_pipe2 => file::pipe(task, a),
         linux::__NR_ftruncate => file::truncate_open(task, a),
@@ -149,7 +168,6 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_syncfs => task.file(a[0]).map(|_| 0),
         linux::__NR_fadvise64 | linux::__NR_readahead => task.file(a[0]).map(|_| 0),
         linux::__NR_sync => Ok(0),
-        linux::__NR_flock => task.file(a[0]).map(|_| 0),
         linux::__NR_memfd_create => file::memory_file(task, a),
         linux::__NR_fchmod => file::set_mode(task, a),
         linux::__NR_fchown => file::set_owner(task, a),
@@ -163,7 +181,8 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_readlinkat => name::read_link(task, a),
         linux::__NR_faccessat => name::access(task, [a[0], a[1], a[2], 0, 0, 0]),
         linux::__NR_faccessat2 => name::access(task, a),
-        linux::__NR_fchmodat => name::set_mode(task, a),
+        linux::__NR_fchmodat => name::set_mode(task, [a[0], a[1], a[2], 0, 0, 0]),
+        linux::__NR_fchmodat2 => name::set_mode(task, a),
         linux::__NR_fchownat => name::set_owner(task, a),
         linux::__NR_utimensat => name::set_times(task, a),
         linux::__NR_getcwd => name::current_directory(task, a),
@@ -192,15 +211,24 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_kill => signal::kill(task, a),
         linux::__NR_tkill => signal::kill_thread(task, 0, a[0] as u32, a[1]),
         linux::__NR_tgkill => signal::kill_thread(task, a[0] as u32, a[1] as u32, a[2]),
+        linux::__NR_rt_tgsigqueueinfo => signal::queue_to_thread(task, a),
         linux::__NR_rt_sigqueueinfo => signal::queue(task, a),
 
         linux::__NR_clock_gettime => clock::get(task, a),
         linux::__NR_clock_settime => clock::set(task, a),
+        linux::__NR_settimeofday => clock::set_time_of_day(task, a),
         linux::__NR_clock_getres => clock::resolution(task, a),
         linux::__NR_gettimeofday => clock::time_of_day(task, a),
         linux::__NR_times => clock::times(task, a),
         linux::__NR_getitimer => clock::get_interval(task, a),
         linux::__NR_setitimer => clock::set_interval(task, a),
+
+        linux::__NR_timer_create => timer::create(task, a),
+        linux::__NR_timer_settime => timer::set(task, a),
+        linux::__NR_timer_gettime => timer::get(task, a),
+        linux::__NR_timer_getoverrun => timer::overrun(task, a),
+        linux::__NR_timer_delete => timer::delete(task, a),
+        linux::__NR_signalfd4 => event::signals(task, a),
 
         linux::__NR_eventfd2 => event::counter(task, a),
         linux::__NR_epoll_create1 => event::create(task, a),
@@ -210,25 +238,24 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_timerfd_gettime => event::get_timer(task, a),
 
         linux::__NR_getuid..=linux::__NR_getegid
-        | linux::__NR_setreuid
+        | linux::__NR_getresuid
+        | linux::__NR_getresgid
+        | linux::__NR_getgroups => identity::get(task, number, a),
+        linux::__NR_setreuid
         | linux::__NR_setregid
         | linux::__NR_setgid
         | linux::__NR_setuid
         | linux::__NR_setresuid
-        | linux::__NR_getresuid
         | linux::__NR_setresgid
-        | linux::__NR_getresgid
         | linux::__NR_setfsuid
         | linux::__NR_setfsgid
-        | linux::__NR_getgroups
-        | linux::__NR_setgroups
-        | linux::__NR_setpgid
-        | linux::__NR_getpgid
-        | linux::__NR_getsid
-        | linux::__NR_setsid => identity::call(task, number, a),
+        | linux::__NR_setgroups => identity::set(task, number, a),
+        linux::__NR_setpgid | linux::__NR_getpgid | linux::__NR_getsid | linux::__NR_setsid => {
+            identity::group(task, number, a)
+        }
 
         linux::__NR_capget => identity::capabilities(task, a),
-        linux::__NR_capset => Ok(0),
+        linux::__NR_capset => identity::set_capabilities(task, a),
 
         linux::__NR_uname => system::name(task, a),
         linux::__NR_sysinfo => system::information(task, a),
@@ -239,25 +266,40 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_getrusage => system::usage(task, a),
         linux::__NR_prctl => system::control(task, a),
         linux::__NR_sched_getaffinity => system::harts(task, a),
-        linux::__NR_sched_setaffinity => Ok(0),
-        linux::__NR_sched_getscheduler | linux::__NR_sched_setscheduler | linux::__NR_setpriority => Ok(0),
-        linux::__NR_sched_getparam => task.space.put(a[1], &0u32).map(|()| 0),
-        linux::__NR_sched_setparam => Ok(0),
-        linux::__NR_sched_get_priority_max | linux::__NR_sched_get_priority_min => Ok(0),
-        linux::__NR_getpriority => Ok(20),
+        linux::__NR_sched_setaffinity => schedule::set_harts(task, a),
+        linux::__NR_sched_getscheduler => schedule::policy(task, a),
+        linux::__NR_sched_setscheduler => schedule::set_policy(task, a),
+        linux::__NR_sched_getparam => schedule::priority_only(task, a),
+        linux::__NR_sched_setparam => schedule::set_priority_only(task, a),
+        linux::__NR_sched_get_priority_max => schedule::greatest_priority(a),
+        linux::__NR_sched_get_priority_min => schedule::least_priority(a),
+        linux::__NR_sched_rr_get_interval => schedule::slice(task, a),
+        linux::__NR_getpriority => schedule::nice(task, a),
+        linux::__NR_setpriority => schedule::set_nice(task, a),
         linux::__NR_getcpu => system::hart(task, a),
         linux::__NR_membarrier => system::barrier(a),
         #[cfg(feature = "machine")]
         linux::__NR_riscv_hwprobe => system::probe(task, a),
         linux::__NR_personality => Ok(0),
         linux::__NR_syslog => Ok(0),
-        linux::__NR_sethostname | linux::__NR_setdomainname => Err(Errno::PERM),
-        // There is no network.
-        linux::__NR_socket | linux::__NR_socketpair => Err(Errno::AFNOSUPPORT),
-        #[cfg(feature = "machine")]
-        linux::__NR_bind..=linux::__NR_recvmsg => task.file(a[0]).and(Err(Errno::NOTSOCK)),
+        linux::__NR_sethostname => system::set_name(task, a, false),
+        linux::__NR_setdomainname => system::set_name(task, a, true),
+        linux::__NR_pidfd_open => handle::open(task, a),
+        linux::__NR_pidfd_send_signal => handle::send_signal(task, a),
+        linux::__NR_pidfd_getfd => handle::take_file(task, a),
+        linux::__NR_process_vm_readv => handle::copy(task, a, false),
+        linux::__NR_process_vm_writev => handle::copy(task, a, true),
+        linux::__NR_socket => socket::make(task, a),
+        linux::__NR_socketpair => socket::make_pair(task, a),
+        linux::__NR_bind => socket::bind(task, a),
+        linux::__NR_listen => socket::listen(task, a),
+        linux::__NR_getsockname => socket::own_address(task, a),
+        linux::__NR_getpeername => socket::peer_address(task, a),
+        linux::__NR_getsockopt => socket::get_option(task, a),
+        linux::__NR_setsockopt => socket::set_option(task, a),
+        linux::__NR_shutdown => socket::shut_down(task, a),
         linux::__NR_rseq => Err(Errno::NOSYS),
-        linux::__NR_reboot => system::reboot(a),
+        linux::__NR_reboot => system::reboot(task, a),
         _ => return None,
     })
 }
@@ -275,7 +317,21 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_pwritev => transfer::write_vector(task, a, Some(a[3])).await,
         linux::__NR_sendfile => Box::pin(transfer::send_file(task, a)).await,
         linux::__NR_copy_file_range => transfer::copy_range(task, a),
+        linux::__NR_preadv2 => Box::pin(transfer::vector_with_flags(task, a, false)).await,
+        linux::__NR_pwritev2 => Box::pin(transfer::vector_with_flags(task, a, true)).await,
+        linux::__NR_openat2 => Box::pin(file::open_extended(task, a)).await,
         linux::__NR_openat => Box::pin(file::open(task, a)).await,
+        linux::__NR_accept => Box::pin(socket::accept(task, [a[0], a[1], a[2], 0, 0, 0])).await,
+        linux::__NR_accept4 => Box::pin(socket::accept(task, a)).await,
+        linux::__NR_connect => Box::pin(socket::connect(task, a)).await,
+        linux::__NR_sendto => Box::pin(message::send_to(task, a)).await,
+        linux::__NR_recvfrom => Box::pin(message::receive_from(task, a)).await,
+        linux::__NR_sendmsg => Box::pin(message::send_message(task, a)).await,
+        linux::__NR_recvmsg => Box::pin(message::receive_message(task, a)).await,
+        linux::__NR_sendmmsg => Box::pin(message::send_messages(task, a)).await,
+        linux::__NR_recvmmsg => Box::pin(message::receive_messages(task, a)).await,
+        linux::__NR_flock => Box::pin(lock::whole_lock(task, a)).await,
+        linux::__NR_fcntl => Box::pin(lock::range_lock(task, a)).await,
         linux::__NR_futex => Box::pin(futex::wait(task, a)).await,
         linux::__NR_clone => Box::pin(fork::clone(task, a)).await,
         linux::__NR_clone3 => Box::pin(fork::clone_extended(task, a)).await,
@@ -317,6 +373,12 @@ impl Task {
         self.thread.files.lock().lock().get(fd as u32)
     }
 
+    /// The file of a descriptor that stands for more than a path.
+    fn file_not_path(&self, fd: u64) -> Result<Arc<OpenFile>> {
+        let file = self.file(fd)?;
+        if file.flags() & linux::O_PATH != 0 { Err(Errno::BADF) } else { Ok(file) }
+    }
+
     /// The process with a number, 0 for the caller's.
     fn process(&self, pid: u64) -> Result<Arc<Process>> {
         match pid as u32 {
@@ -331,9 +393,20 @@ impl Task {
         self.files().lock().add(file, closes_at_exec, 0, limit).map(u64::from)
     }
 
-    /// The directories of the thread.
+    /// The credentials of the process.
+    fn credentials(&self) -> Arc<Credentials> {
+        self.thread.process.credentials()
+    }
+
+    /// Checks that the process has a capability in effect.
+    fn need(&self, capability: Capability) -> Result<()> {
+        self.credentials().need(capability)
+    }
+
+    /// The directories of the thread, with the credentials of its process.
     fn position(&self) -> Position {
-        self.thread.position.lock().lock().clone()
+        let user = self.credentials();
+        Position { user, ..self.thread.position.lock().lock().clone() }
     }
 
     /// The directory that a path is relative to.
@@ -351,8 +424,11 @@ impl Task {
 
     /// The place that a path leads to, from a directory's descriptor on; the descriptor's own with an empty path, if that is asked for.
     fn place(&self, fd: u64, at: u64, last: Last, flags: u64) -> Result<Arc<Place>> {
+        self.place_from(self.position(), fd, at, last, flags)
+    }
+
+    fn place_from(&self, position: Position, fd: u64, at: u64, last: Last, flags: u64) -> Result<Arc<Place>> {
         let path = if at == 0 && flags & u64::from(linux::AT_EMPTY_PATH) != 0 { String::new() } else { self.path(at)? };
-        let position = self.position();
         if path.is_empty() && flags & u64::from(linux::AT_EMPTY_PATH) != 0 {
             if fd as i32 == linux::AT_FDCWD {
                 return Ok(position.current);

@@ -8,6 +8,7 @@ use crate::machine::{self, Context};
 use crate::memory::frames::PAGE;
 use crate::memory::space::{Name, Place, Region, Rights, Source, Space, USER_END};
 use crate::random;
+use crate::task::credentials::{Credentials, EXECUTE};
 use crate::task::exit::RETURN_FROM_HANDLER;
 use crate::task::signal::Action;
 use crate::task::signal_frame::RETURN_CODE;
@@ -52,6 +53,7 @@ pub struct Loaded {
     path: String,
     name: String,
     arguments: Vec<u8>,
+    credentials: Credentials,
 }
 
 /// The facts about a loaded file that the program is told.
@@ -61,6 +63,15 @@ struct Mapped {
     headers: u64,
     header_count: u64,
     end: u64,
+}
+
+/// The facts that the auxiliary vector tells.
+struct Facts<'a> {
+    main: Mapped,
+    loader_base: u64,
+    credentials: &'a Credentials,
+    /// True if the program has more rights than its caller.
+    is_more: bool,
 }
 
 struct Header {
@@ -186,9 +197,10 @@ pub fn load(position: &Position, mut place: Arc<PathPlace>, mut path: String, mu
     let mut scripts = 0;
     loop {
         let status = place.node.status();
-        if status.kind != Kind::File || status.mode & 0o111 == 0 {
+        if status.kind != Kind::File {
             return Err(Errno::ACCES);
         }
+        position.user.check(&status, EXECUTE)?;
         let Some((program, argument)) = script(&*place.node)? else { break };
         scripts += 1;
         if scripts > MOST_SCRIPTS {
@@ -211,6 +223,7 @@ pub fn load(position: &Position, mut place: Arc<PathPlace>, mut path: String, mu
             let bytes = read_exactly(&*place.node, segment.p_offset(e), segment.p_filesz(e) as usize)?;
             let path = String::from_utf8(bytes).map_err(|_| Errno::NOEXEC)?;
             let loader = position.present(&position.current, path.trim_end_matches('\0'), Last::Follow)?;
+            position.user.check(&loader.node.status(), EXECUTE)?;
             let header = header(&*loader.node)?;
             Some((loader, header))
         }
@@ -229,10 +242,12 @@ pub fn load(position: &Position, mut place: Arc<PathPlace>, mut path: String, mu
     let stack = Region { name: Name::Stack, ..Region::anonymous(STACK_BYTES, rights) };
     space.map(Place::Exactly(STACK_TOP - STACK_BYTES), stack)?;
     map_return_code(&space)?;
-    let sp = write_stack(&space, &strings, &path, &main, loader_base)?;
+    let (credentials, is_more) = position.user.for_program(&place.node.status());
+    let facts = Facts { main, loader_base, credentials: &credentials, is_more };
+    let sp = write_stack(&space, &strings, &path, &facts)?;
     let arguments = strings.arguments.iter().flat_map(|argument| argument.iter().copied().chain([0])).collect();
     let path = place.path(&position.root);
-    Ok(Loaded { space, context: Context::new(entry, sp), path, name, arguments })
+    Ok(Loaded { space, context: Context::new(entry, sp), path, name, arguments, credentials })
 }
 
 /// Maps the code by which handlers of signals return.
@@ -251,7 +266,8 @@ fn map_return_code(space: &Space) -> Result<()> {
 }
 
 /// Writes arguments, environment and the auxiliary vector. Returns the stack pointer.
-fn write_stack(space: &Space, strings: &Strings, path: &str, main: &Mapped, loader_base: u64) -> Result<u64> {
+fn write_stack(space: &Space, strings: &Strings, path: &str, facts: &Facts<'_>) -> Result<u64> {
+    let Facts { main, loader_base, credentials, is_more } = facts;
     let mut sp = STACK_TOP;
     let mut push = |bytes: &[u8]| {
         sp -= bytes.len() as u64;
@@ -277,14 +293,14 @@ fn write_stack(space: &Space, strings: &Strings, path: &str, main: &Mapped, load
         (auxvec::AT_PHDR, main.headers),
         (auxvec::AT_PHENT, size_of::<ProgramHeader64<LittleEndian>>() as u64),
         (auxvec::AT_PHNUM, main.header_count),
-        (auxvec::AT_BASE, loader_base),
+        (auxvec::AT_BASE, *loader_base),
         (auxvec::AT_FLAGS, 0),
         (auxvec::AT_ENTRY, main.entry),
-        (auxvec::AT_UID, 0),
-        (auxvec::AT_EUID, 0),
-        (auxvec::AT_GID, 0),
-        (auxvec::AT_EGID, 0),
-        (auxvec::AT_SECURE, 0),
+        (auxvec::AT_UID, credentials.users.real.into()),
+        (auxvec::AT_EUID, credentials.users.effective.into()),
+        (auxvec::AT_GID, credentials.groups.real.into()),
+        (auxvec::AT_EGID, credentials.groups.effective.into()),
+        (auxvec::AT_SECURE, u64::from(*is_more)),
         (auxvec::AT_RANDOM, random_at),
         (auxvec::AT_EXECFN, path_at),
         (auxvec::AT_NULL, 0),
@@ -313,6 +329,7 @@ impl Loaded {
     pub fn install(self, process: &Process, thread: &Thread) -> Context {
         *process.space.lock() = Some(Arc::clone(&self.space));
         *process.image.lock() = crate::task::process::Image { path: self.path, arguments: self.arguments };
+        process.set_credentials(Arc::new(self.credentials));
         *thread.name.lock() = self.name;
         self.context
     }
@@ -364,12 +381,13 @@ pub(super) async fn execute(task: &mut Task, [fd, path, arguments, environment, 
         files
     };
     let closed = own.lock().begin_program();
-    drop(closed);
+    closed.into_iter().for_each(|file| super::file::closed(task, file));
     {
         let mut actions = process.actions.lock();
         actions.iter_mut().filter(|action| action.handler > 1).for_each(|action| *action = Action::default());
     }
     fork::reset(&thread);
+    super::delete_timers(&process);
     process.has_executed.store(true, Ordering::Relaxed);
     let space = Arc::clone(loaded.space());
     *task.context = loaded.install(&process, &thread);

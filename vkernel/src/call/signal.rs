@@ -91,6 +91,12 @@ pub(super) fn alt_stack(task: &Task, [new, old, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
+/// Returns whether a process may send another one a signal.
+pub(super) fn may_signal(own: &Process, other: &Process, signal: u32) -> bool {
+    let is_job = signal == signal::number::CONT && own.session() == other.session();
+    own.pid == other.pid || is_job || own.credentials().may_signal(&other.credentials())
+}
+
 pub(super) fn kill(task: &Task, [pid, signal, ..]: Args) -> Result<u64> {
     if signal as u32 > LAST {
         return Err(Errno::INVAL);
@@ -107,9 +113,14 @@ pub(super) fn kill(task: &Task, [pid, signal, ..]: Args) -> Result<u64> {
     if receivers.is_empty() {
         return Err(Errno::SRCH);
     }
-    let sent = receivers.iter().filter(|process| signal as u32 != 0 && process.pid != process::KERNEL);
-    sent.for_each(|process| signal::send(process, Info::from(own, signal as u32)));
-    Ok(0)
+    let mut is_allowed = false;
+    for process in receivers.iter().filter(|process| may_signal(own, process, signal as u32)) {
+        is_allowed = true;
+        if signal as u32 != 0 && process.pid != process::KERNEL {
+            signal::send(process, Info::from(own, signal as u32));
+        }
+    }
+    if is_allowed { Ok(0) } else { Err(Errno::PERM) }
 }
 
 pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> Result<u64> {
@@ -118,6 +129,9 @@ pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> R
     }
     let thread =
         process::find_thread(tid).filter(|thread| process == 0 || thread.process.pid == process).ok_or(Errno::SRCH)?;
+    if !may_signal(&task.thread.process, &thread.process, signal as u32) {
+        return Err(Errno::PERM);
+    }
     if signal as u32 != 0 {
         let info = Info { code: linux::SI_TKILL, ..Info::from(&task.thread.process, signal as u32) };
         signal::send_to_thread(&thread, info);
@@ -125,16 +139,43 @@ pub(super) fn kill_thread(task: &Task, process: u32, tid: u32, signal: u64) -> R
     Ok(0)
 }
 
+/// Reads the `siginfo_t` of a signal that a program sends.
+pub(super) fn read_info(task: &Task, at: u64, signal: u32) -> Result<Info> {
+    let bytes = task.space.get::<[u8; 32]>(at)?;
+    let code = i32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|n| bytes[at + n]));
+    Ok(Info { signal, code, pid: word(16) as u32, uid: (word(16) >> 32) as u32, value: word(24) })
+}
+
+pub(super) fn queue_to_thread(task: &Task, [pid, tid, signal, info, ..]: Args) -> Result<u64> {
+    if pid as i32 <= 0 || tid as i32 <= 0 {
+        return Err(Errno::INVAL);
+    }
+    let signal = number(signal)?;
+    let info = read_info(task, info, signal)?;
+    let own = &task.thread.process;
+    if (info.code >= 0 || info.code == linux::SI_TKILL) && pid as u32 != own.pid {
+        return Err(Errno::PERM);
+    }
+    let thread = process::find_thread(tid as u32).filter(|thread| thread.process.pid == pid as u32);
+    let thread = thread.ok_or(Errno::SRCH)?;
+    if !may_signal(own, &thread.process, signal) {
+        return Err(Errno::PERM);
+    }
+    signal::send_to_thread(&thread, info);
+    Ok(0)
+}
+
 pub(super) fn queue(task: &Task, [pid, signal, info, ..]: Args) -> Result<u64> {
     let signal = number(signal)?;
     let process = process::find(pid as u32).filter(|process| process.pid != process::KERNEL).ok_or(Errno::SRCH)?;
-    let bytes = task.space.get::<[u8; 32]>(info)?;
-    let code = i32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    let word = |at: usize| u64::from_le_bytes(core::array::from_fn(|n| bytes[at + n]));
-    if code >= 0 && process.pid != task.thread.process.pid {
+    let info = read_info(task, info, signal)?;
+    if (info.code >= 0 || info.code == linux::SI_TKILL) && process.pid != task.thread.process.pid {
         return Err(Errno::PERM);
     }
-    let info = Info { signal, code, pid: word(16) as u32, uid: (word(16) >> 32) as u32, value: word(24) };
+    if !may_signal(&task.thread.process, &process, signal) {
+        return Err(Errno::PERM);
+    }
     signal::send(&process, info);
     Ok(0)
 }

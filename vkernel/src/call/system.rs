@@ -6,20 +6,43 @@ use crate::machine;
 use crate::memory::frames;
 use crate::memory::user::zeroed;
 use crate::task::Task;
+use crate::task::credentials::{ALL, Capability, Credentials, Ids};
 use crate::task::process;
 use crate::task::timers::{self, SECOND};
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::{general as linux, prctl};
+use spin::Mutex;
 
 pub(super) fn name(task: &Task, [to, ..]: Args) -> Result<u64> {
     /// Bytes of each field of `struct new_utsname`.
     const FIELD: usize = 65;
-    let fields = ["Linux", crate::NAME, crate::RELEASE, "#1 gnomon vkernel", "riscv64", "(none)"].map(|text| {
+    let [host, domain] = NAMES.lock().clone().map(|name| name.unwrap_or_default());
+    let host = if host.is_empty() { crate::NAME.into() } else { host };
+    let domain = if domain.is_empty() { b"(none)".to_vec() } else { domain };
+    let fields: [&[u8]; 6] = [b"Linux", &host, crate::RELEASE.as_bytes(), b"#1 gnomon vkernel", b"riscv64", &domain];
+    let fields = fields.map(|text| {
         let mut field = [0; FIELD];
-        field.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
+        field.iter_mut().zip(text).for_each(|(to, byte)| *to = *byte);
         field
     });
     task.space.put(to, &fields).map(|()| 0)
+}
+
+/// The names of the host and of its domain, as far as they were set.
+static NAMES: Mutex<[Option<Vec<u8>>; 2]> = Mutex::new([None, None]);
+
+/// Sets the name of the host, or of its domain.
+pub(super) fn set_name(task: &Task, [at, bytes, ..]: Args, is_domain: bool) -> Result<u64> {
+    const MOST: u64 = 64;
+    task.need(Capability::SysAdmin)?;
+    if bytes > MOST {
+        return Err(Errno::INVAL);
+    }
+    let mut name = alloc::vec![0; bytes as usize];
+    task.space.get_bytes(at, &mut name)?;
+    NAMES.lock()[usize::from(is_domain)] = Some(name);
+    Ok(0)
 }
 
 pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
@@ -34,7 +57,11 @@ pub(super) fn information(task: &Task, [to, ..]: Args) -> Result<u64> {
     task.space.put(to, &words).map(|()| 0)
 }
 
-pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
+pub(super) fn random(task: &Task, [to, bytes, flags, ..]: Args) -> Result<u64> {
+    const KNOWN: u64 = linux::GRND_NONBLOCK as u64 | linux::GRND_RANDOM as u64 | linux::GRND_INSECURE as u64;
+    if flags & !KNOWN != 0 || flags == u64::from(linux::GRND_RANDOM | linux::GRND_INSECURE) {
+        return Err(Errno::INVAL);
+    }
     let mut buffer = [0; 256];
     let bytes = bytes.min(1 << 25);
     let mut done = 0;
@@ -49,12 +76,23 @@ pub(super) fn random(task: &Task, [to, bytes, ..]: Args) -> Result<u64> {
 
 pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64> {
     let process = task.process(pid)?;
+    if process.pid != task.thread.process.pid {
+        let (own, other) = (task.credentials(), process.credentials());
+        let (users, groups) = (Ids { fs: 0, ..other.users }, Ids { fs: 0, ..other.groups });
+        let same = |ids: Ids, id: u32| ids == Ids { real: id, effective: id, saved: id, fs: 0 };
+        if !same(users, own.users.real) || !same(groups, own.groups.real) {
+            own.need(Capability::SysResource)?;
+        }
+    }
     let kind = kind as usize;
     let before = *process.limits.lock().get(kind).ok_or(Errno::INVAL)?;
     if new != 0 {
         let [soft, hard] = task.space.get::<[u64; 2]>(new)?;
         if soft > hard {
             return Err(Errno::INVAL);
+        }
+        if hard > before.1 {
+            task.need(Capability::SysResource)?;
         }
         process.limits.lock()[kind] = (soft, hard);
     }
@@ -78,7 +116,18 @@ pub(super) fn usage(task: &Task, [who, to, ..]: Args) -> Result<u64> {
     task.space.put(to, &usage).map(|()| 0)
 }
 
-pub(super) fn control(task: &Task, [option, argument, ..]: Args) -> Result<u64> {
+/// The number of the last capability.
+const LAST_CAPABILITY: u64 = ALL.count_ones() as u64 - 1;
+
+fn change_credentials(task: &Task, change: impl FnOnce(&mut Credentials)) -> Result<u64> {
+    let changed = task.thread.process.change_credentials(|new| {
+        change(new);
+        Ok(())
+    });
+    changed.map(|()| 0)
+}
+
+pub(super) fn control(task: &Task, [option, argument, second, third, fourth, _]: Args) -> Result<u64> {
     const NAME_BYTES: usize = 16;
     match option as u32 {
         prctl::PR_SET_NAME => {
@@ -99,14 +148,25 @@ pub(super) fn control(task: &Task, [option, argument, ..]: Args) -> Result<u64> 
         }
         prctl::PR_GET_DUMPABLE => Ok(1),
         prctl::PR_GET_PDEATHSIG => task.space.put(argument, &0u32).map(|()| 0),
-        prctl::PR_GET_NO_NEW_PRIVS | prctl::PR_GET_KEEPCAPS | prctl::PR_GET_TIMERSLACK => Ok(0),
-        prctl::PR_SET_DUMPABLE
-        | prctl::PR_SET_PDEATHSIG
-        | prctl::PR_SET_NO_NEW_PRIVS
-        | prctl::PR_SET_KEEPCAPS
-        | prctl::PR_SET_TIMERSLACK
-        | prctl::PR_SET_CHILD_SUBREAPER => Ok(0),
-        prctl::PR_CAPBSET_READ => Ok(1),
+        prctl::PR_GET_NO_NEW_PRIVS if [argument, second, third, fourth] == [0; 4] => {
+            Ok(task.credentials().gets_no_more.into())
+        }
+        prctl::PR_SET_NO_NEW_PRIVS if [argument, second, third, fourth] == [1, 0, 0, 0] => {
+            change_credentials(task, |new| new.gets_no_more = true)
+        }
+        prctl::PR_GET_KEEPCAPS => Ok(task.credentials().keeps_capabilities.into()),
+        prctl::PR_SET_KEEPCAPS if argument <= 1 => {
+            change_credentials(task, |new| new.keeps_capabilities = argument == 1)
+        }
+        prctl::PR_CAPBSET_READ if argument <= LAST_CAPABILITY => Ok(task.credentials().bounding >> argument & 1),
+        prctl::PR_CAPBSET_DROP if argument <= LAST_CAPABILITY => {
+            task.need(Capability::Setpcap)?;
+            change_credentials(task, |new| new.bounding &= !(1 << argument))
+        }
+        prctl::PR_GET_TIMERSLACK => Ok(0),
+        prctl::PR_SET_DUMPABLE | prctl::PR_SET_PDEATHSIG | prctl::PR_SET_TIMERSLACK | prctl::PR_SET_CHILD_SUBREAPER => {
+            Ok(0)
+        }
         _ => Err(Errno::INVAL),
     }
 }
@@ -152,7 +212,8 @@ pub(super) fn probe(task: &Task, [pairs, count, ..]: Args) -> Result<u64> {
     Ok(0)
 }
 
-pub(super) fn reboot([magic, magic2, command, ..]: Args) -> Result<u64> {
+pub(super) fn reboot(task: &Task, [magic, magic2, command, ..]: Args) -> Result<u64> {
+    task.need(Capability::SysBoot)?;
     if magic as u32 != linux::LINUX_REBOOT_MAGIC1 || magic2 as u32 != linux::LINUX_REBOOT_MAGIC2 {
         return Err(Errno::INVAL);
     }

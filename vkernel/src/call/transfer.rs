@@ -1,11 +1,12 @@
 //! Calls that move bytes.
 
-use super::Args;
+use super::{Args, message};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::{Content, OpenFile};
 use crate::fs::{IN, OUT};
 use crate::task::Task;
 use crate::task::signal::{Info, number, send_to_thread};
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,7 +15,7 @@ use linux_raw_sys::general as linux;
 /// Bytes that are moved at once.
 const CHUNK: usize = 16 << 10;
 /// The most bytes of a call.
-const MOST: u64 = 0x7fff_f000;
+pub(super) const MOST: u64 = 0x7fff_f000;
 
 /// Adds a part's result to what a call has done. Returns whether the call goes on: not behind a part that is shorter than wanted.
 ///
@@ -29,6 +30,11 @@ fn add(done: &mut u64, wanted: u64, result: Result<u64>) -> Result<bool> {
             Ok(count == wanted)
         }
     }
+}
+
+/// Returns whether reads and writes of a file are messages.
+fn is_socket(file: &OpenFile) -> bool {
+    file.stream().is_some_and(|stream| stream.as_socket().is_some())
 }
 
 /// Reads into the program's memory without waiting.
@@ -100,6 +106,9 @@ pub(super) fn read_now(task: &Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
+    if is_socket(&file) {
+        return None;
+    }
     match read_into(task, &file, a[1], a[2]) {
         Err(Errno::AGAIN) if !file.is_nonblocking() => None,
         result => Some(result),
@@ -111,6 +120,9 @@ pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
+    if is_socket(&file) {
+        return None;
+    }
     match write_from(task, &file, a[1], a[2]) {
         Err(Errno::AGAIN) if !file.is_nonblocking() => None,
         Ok(count) if count < a[2].min(MOST) && !file.is_nonblocking() && file.stream().is_some() => {
@@ -156,6 +168,9 @@ async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, 
 /// Reads what [`read_now`] could not.
 pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
+    if is_socket(&file) {
+        return Box::pin(message::read_ranges(task, a[0], vec![(a[1], a[2].min(MOST))])).await;
+    }
     file.wait(&task.thread, IN).await?;
     read_file(task, &file, a[1], a[2]).await
 }
@@ -163,10 +178,13 @@ pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
 pub(super) async fn write(task: &mut Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
     let done = core::mem::take(&mut task.written);
+    if is_socket(&file) {
+        return Box::pin(message::write_ranges(task, a[0], vec![(a[1], a[2].min(MOST))])).await;
+    }
     write_file(task, &file, a[1], a[2], done).await
 }
 
-fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
+pub(super) fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
     if a[2] > u64::from(linux::UIO_MAXIOV) {
         return Err(Errno::INVAL);
     }
@@ -176,8 +194,33 @@ fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
     Ok(words.into_iter().map(|[at, bytes]| (at, bytes)).collect())
 }
 
+/// Handles `preadv2` and `pwritev2`: an offset of -1 is the file's own.
+pub(super) async fn vector_with_flags(task: &mut Task, a: Args, writes: bool) -> Result<u64> {
+    const KNOWN: u64 = linux::RWF_HIPRI as u64 | linux::RWF_DSYNC as u64 | linux::RWF_SYNC as u64;
+    if a[5] & !KNOWN != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let offset = Some(a[3]).filter(|offset| *offset != u64::MAX);
+    if writes { write_vector(task, a, offset).await } else { read_vector(task, a, offset).await }
+}
+
+/// Checks the offset of a call that names one.
+fn check_offset(file: &OpenFile, offset: Option<u64>, reads: bool) -> Result<()> {
+    let Some(offset) = offset else { return Ok(()) };
+    if offset > i64::MAX as u64 {
+        return Err(Errno::INVAL);
+    }
+    file.node()?;
+    if reads && !file.is_readable() || !reads && !file.is_writable() { Err(Errno::BADF) } else { Ok(()) }
+}
+
 pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
     let file = task.file(a[0])?;
+    if offset.is_none() && is_socket(&file) {
+        let ranges = vectors(task, a)?;
+        return Box::pin(message::read_ranges(task, a[0], ranges)).await;
+    }
+    check_offset(&file, offset, true)?;
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {
@@ -195,6 +238,11 @@ pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -
 
 pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
     let file = task.file(a[0])?;
+    if offset.is_none() && is_socket(&file) {
+        let ranges = vectors(task, a)?;
+        return Box::pin(message::write_ranges(task, a[0], ranges)).await;
+    }
+    check_offset(&file, offset, false)?;
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {

@@ -1,6 +1,6 @@
 //! Calls that wait for children.
 
-use super::Args;
+use super::{Args, handle};
 use crate::errno::{Errno, Result};
 use crate::memory::user::zeroed;
 use crate::task::Task;
@@ -102,6 +102,7 @@ pub(super) async fn waitid(task: &mut Task, [kind, id, to, options, ..]: Args) -
     let which = match kind as u32 {
         linux::P_ALL => Which::Any,
         linux::P_PID => Which::Process(id as u32),
+        linux::P_PIDFD => Which::Process(handle::process_of(task, id)?.pid),
         linux::P_PGID if id == 0 => Which::Group(task.thread.process.group()),
         linux::P_PGID => Which::Group(id as u32),
         _ => return Err(Errno::INVAL),

@@ -3,6 +3,7 @@
 use super::path::{Last, Place, Position, Target};
 use super::{Attribute, New};
 use crate::errno::{Errno, Result};
+use crate::task::credentials::Birth;
 use alloc::sync::Arc;
 use core::str::from_utf8;
 use linux_raw_sys::general as linux;
@@ -15,7 +16,7 @@ pub fn unpack(archive: &'static [u8], root: &Arc<Place>) -> Result<()> {
     if !archive.starts_with(b"07070") {
         return Err(Errno::INVAL);
     }
-    let position = Position { current: Arc::clone(root), root: Arc::clone(root), mask: 0 };
+    let position = Position { current: Arc::clone(root), root: Arc::clone(root), mask: 0, user: Arc::default() };
     for entry in cpio_reader::iter_files(archive) {
         let name = entry.name().trim_start_matches("./").trim_matches('/');
         if name.is_empty() || name == "." || name == "TRAILER!!!" {
@@ -24,17 +25,17 @@ pub fn unpack(archive: &'static [u8], root: &Arc<Place>) -> Result<()> {
         let mode = entry.mode().bits();
         let (directory, name) = parent(&position, root, name)?;
         let node = match mode & linux::S_IFMT {
-            linux::S_IFDIR => directory.node.create(&name, New::Directory, mode),
+            linux::S_IFDIR => directory.node.create(&name, New::Directory, Birth::root(mode)),
             linux::S_IFLNK => {
                 let target = from_utf8(entry.file()).map_err(|_| Errno::INVAL)?;
-                directory.node.create(&name, New::Link(target.trim_end_matches('\0').into()), mode)
+                directory.node.create(&name, New::Link(target.trim_end_matches('\0').into()), Birth::root(mode))
             }
             linux::S_IFCHR => {
                 let part = |part: Option<u32>| u64::from(part.unwrap_or(0));
                 let number = super::device::number(part(entry.rdevmajor()), part(entry.rdevminor()));
-                directory.node.create(&name, New::Device(number), mode)
+                directory.node.create(&name, New::Device(number), Birth::root(mode))
             }
-            linux::S_IFIFO => directory.node.create(&name, New::Pipe, mode),
+            linux::S_IFIFO => directory.node.create(&name, New::Pipe, Birth::root(mode)),
             _ => {
                 let memory = directory.node.as_memory().ok_or(Errno::ROFS)?;
                 memory.add_static(&name, entry.file(), mode)?;
@@ -62,7 +63,7 @@ fn parent(position: &Position, root: &Arc<Place>, path: &str) -> Result<(Arc<Pla
         at = match position.find(&at, part, Last::Follow)? {
             Target::Present(place) => place,
             Target::Absent(place, name) => {
-                place.node.create(&name, New::Directory, 0o755)?;
+                place.node.create(&name, New::Directory, Birth::root(0o755))?;
                 place.child(&name)?
             }
         };

@@ -1,5 +1,6 @@
 //! Open files, and the descriptors of processes.
 
+use super::lock;
 use super::path::Place;
 use super::{ERR, HUP, IN, Kind, Node, OUT, Ready, Status, Stream};
 use crate::errno::{Errno, Result};
@@ -8,7 +9,7 @@ use crate::task::wait::interruptible;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::poll_fn;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::task::{Poll, Waker};
 use linux_raw_sys::general as linux;
 use spin::Mutex;
@@ -33,6 +34,8 @@ pub struct OpenFile {
     pub offset: Mutex<u64>,
     /// `O_` flags.
     flags: AtomicU32,
+    /// Set if it was ever locked.
+    is_locked: AtomicBool,
 }
 
 impl OpenFile {
@@ -40,7 +43,13 @@ impl OpenFile {
     #[must_use]
     pub fn new(content: Content, place: Option<Arc<Place>>, flags: u32) -> Arc<Self> {
         let flags = flags & !(linux::O_CREAT | linux::O_EXCL | linux::O_NOCTTY | linux::O_TRUNC | linux::O_CLOEXEC);
-        Arc::new(Self { content, place, offset: Mutex::new(0), flags: AtomicU32::new(flags) })
+        Arc::new(Self {
+            content,
+            place,
+            offset: Mutex::new(0),
+            flags: AtomicU32::new(flags),
+            is_locked: AtomicBool::new(false),
+        })
     }
 
     /// Makes one of a stream without a name.
@@ -71,6 +80,17 @@ impl OpenFile {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.flags() & linux::O_ACCMODE != linux::O_RDONLY && self.flags() & linux::O_PATH == 0
+    }
+
+    /// Records that a lock of it is asked for.
+    pub fn set_locked(&self) {
+        self.is_locked.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a lock of it was ever asked for.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.is_locked.load(Ordering::Relaxed)
     }
 
     /// Returns whether operations fail instead of waiting.
@@ -168,6 +188,14 @@ impl OpenFile {
         let ready =
             poll_fn(|cx| if is_ready(None) || is_ready(Some(cx.waker())) { Poll::Ready(()) } else { Poll::Pending });
         interruptible(thread, ready).await
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.is_locked() {
+            lock::file_closes(self);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use super::{Attribute, Entry, Kind, MOST_NAME, New, Node, Status, Stream, new_id
 use super::{device, pipe};
 use crate::errno::{Errno, Result};
 use crate::memory::object::{Object, Store};
+use crate::task::credentials::Birth;
 use crate::task::timers;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -51,22 +52,24 @@ pub struct MemoryNode {
 }
 
 impl MemoryNode {
-    fn make(system: u64, content: Content, mode: u32) -> Arc<Self> {
+    fn make(system: u64, content: Content, birth: Birth) -> Arc<Self> {
         let links = if matches!(content, Content::Directory(_)) { 2 } else { 1 };
-        let meta = Meta { mode: mode & 0o7777, uid: 0, gid: 0, links, times: [timers::time_of_day(); 3] };
+        let Birth { mode, uid, gid } = birth;
+        let meta = Meta { mode: mode & 0o7777, uid, gid, links, times: [timers::time_of_day(); 3] };
         Arc::new(Self { system, number: new_id(), meta: Mutex::new(meta), content })
     }
 
     /// Makes a file system, and returns its root.
     #[must_use]
     pub fn root(mode: u32) -> Arc<dyn Node> {
-        Self::make(new_id(), Content::Directory(Mutex::default()), mode)
+        Self::make(new_id(), Content::Directory(Mutex::default()), Birth::root(mode))
     }
 
-    /// Makes a file without a name.
+    /// Makes a file without a name, in the file system of a directory or in none.
     #[must_use]
-    pub fn unnamed() -> Arc<dyn Node> {
-        let file = Self::make(0, Content::File(Store::new(0)), 0o777);
+    pub fn unnamed(directory: Option<&Self>, birth: Birth) -> Arc<dyn Node> {
+        let system = directory.map_or(0, |directory| directory.system);
+        let file = Self::make(system, Content::File(Store::new(0)), birth);
         file.meta.lock().links = 0;
         file
     }
@@ -76,7 +79,7 @@ impl MemoryNode {
     /// # Errors
     /// As [`Node::create`].
     pub fn add_static(&self, name: &str, content: &'static [u8], mode: u32) -> Result<()> {
-        let node = Self::make(self.system, Content::File(Store::from_static(content)), mode);
+        let node = Self::make(self.system, Content::File(Store::from_static(content)), Birth::root(mode));
         self.add(name, node)
     }
 
@@ -200,7 +203,7 @@ impl Node for MemoryNode {
         Ok(nodes.into_iter().map(entry).collect())
     }
 
-    fn create(&self, name: &str, new: New, mode: u32) -> Result<Arc<dyn Node>> {
+    fn create(&self, name: &str, new: New, birth: Birth) -> Result<Arc<dyn Node>> {
         let content = match new {
             New::File => Content::File(Store::new(0)),
             New::Directory => Content::Directory(Mutex::default()),
@@ -209,7 +212,7 @@ impl Node for MemoryNode {
             New::Device(number) => Content::Device(number),
             New::Socket => Content::Socket,
         };
-        let node = Self::make(self.system, content, mode);
+        let node = Self::make(self.system, content, birth);
         let node: Arc<dyn Node> = node;
         self.add(name, Arc::clone(&node))?;
         Ok(node)

@@ -4,15 +4,20 @@ pub mod archive;
 pub mod descriptors;
 pub mod device;
 pub mod event;
+pub mod handle;
+pub mod lock;
 pub mod memory;
 pub mod path;
 pub mod pipe;
 pub mod process;
+pub mod signal;
+pub mod socket;
 pub mod text;
 
 use crate::errno::{Errno, Result};
 use crate::memory::object::Object;
 use crate::task::Task;
+use crate::task::credentials::Birth;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -166,7 +171,7 @@ pub trait Node: Debug + Send + Sync {
     ///
     /// # Errors
     /// `EEXIST`; `EPERM` in directories of the kernel's.
-    fn create(&self, _name: &str, _new: New, _mode: u32) -> Result<Arc<dyn Node>> {
+    fn create(&self, _name: &str, _new: New, _birth: Birth) -> Result<Arc<dyn Node>> {
         Err(Errno::PERM)
     }
 
@@ -292,6 +297,21 @@ pub trait Stream: Debug + Send + Sync {
 
     /// Returns this stream as a timer, if it is one.
     fn as_timer(&self) -> Option<Arc<event::Timer>> {
+        None
+    }
+
+    /// Returns this stream as a file of signals, if it is one.
+    fn as_signals(&self) -> Option<&signal::Signals> {
+        None
+    }
+
+    /// Returns the process that this stream stands for, if it stands for one.
+    fn as_process(&self) -> Option<&Arc<crate::task::Process>> {
+        None
+    }
+
+    /// Returns this stream as a socket, if it is one.
+    fn as_socket(&self) -> Option<&socket::Socket> {
         None
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Kind, MOST_NAME, MOST_PATH, Node};
 use crate::errno::{Errno, Result};
+use crate::task::credentials::Credentials;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -109,6 +110,8 @@ pub struct Position {
     pub root: Arc<Place>,
     /// Permissions that new files do not get.
     pub mask: u32,
+    /// The credentials by which paths are searched. Each call sets those of its process.
+    pub user: Arc<Credentials>,
 }
 
 /// The last step of a path.
@@ -150,6 +153,7 @@ impl Position {
         let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
         while let Some(name) = names.next() {
             let is_last = names.peek().is_none();
+            self.user.check_search(|| at.node.status())?;
             match name {
                 "." => {
                     if at.node.status().kind != Kind::Directory {

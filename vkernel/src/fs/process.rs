@@ -6,6 +6,7 @@ use super::text::{Directory, Link, Text};
 use super::{Node, new_id};
 use crate::memory::frames;
 use crate::memory::space::{Name, Rights};
+use crate::task::credentials::{Birth, Ids};
 use crate::task::process::{self, ExitStatus, Process};
 use crate::task::timers;
 use alloc::format;
@@ -199,25 +200,33 @@ fn state(process: &Process) -> char {
 
 fn status(process: &Process) -> String {
     let (all, resident) = sizes(process);
-    let identity = process.identity.lock().clone();
+    let credentials = process.credentials();
+    let show = |ids: Ids| format!("{}\t{}\t{}\t{}", ids.real, ids.effective, ids.saved, ids.fs);
+    let groups: String = credentials.further.iter().flat_map(|group| [group.to_string(), " ".into()]).collect();
     let threads = process.threads.lock();
     let mask = threads.values().next().map_or(0, |thread| thread.mask());
+    let umask = threads.values().next().map_or(0, |thread| thread.position.lock().lock().mask);
     format!(
-        "Name:\t{}\nState:\t{}\nTgid:\t{}\nPid:\t{}\nPPid:\t{}\nUid:\t{1}\t{2}\t{2}\t{2}\nGid:\t{}\t{}\t{}\t{}\nVmSize:\t{} kB\nVmRSS:\t{} kB\n\
-         Threads:\t{}\nSigPnd:\t{:016x}\nSigBlk:\t{mask:016x}\n",
+        "Name:\t{}\nUmask:\t{:04o}\nState:\t{}\nTgid:\t{pid}\nPid:\t{pid}\nPPid:\t{}\nTracerPid:\t0\nUid:\t{}\nGid:\t{}\nGroups:\t{groups}\n\
+         VmSize:\t{} kB\nVmRSS:\t{} kB\nThreads:\t{}\nSigPnd:\t{:016x}\nSigBlk:\t{mask:016x}\nCapInh:\t{:016x}\nCapPrm:\t{:016x}\n\
+         CapEff:\t{:016x}\nCapBnd:\t{:016x}\nCapAmb:\t{:016x}\nNoNewPrivs:\t{}\n",
         process.image.lock().path.rsplit('/').next().unwrap_or(""),
+        umask,
         state(process),
-        process.pid,
-        process.pid,
         process.parent().map_or(0, |parent| parent.pid),
-        identity.gid,
-        identity.egid,
-        identity.egid,
-        identity.egid,
+        show(credentials.users),
+        show(credentials.groups),
         all / 1024,
         resident / 1024,
         threads.len(),
         process.pending.bits(),
+        credentials.inheritable,
+        credentials.permitted,
+        credentials.effective,
+        credentials.bounding,
+        0,
+        u32::from(credentials.gets_no_more),
+        pid = process.pid,
     )
 }
 
@@ -299,13 +308,16 @@ fn descriptors(process: &Arc<Process>) -> Arc<dyn Node> {
             file.ok()
         }
     };
+    let credentials = process.credentials();
+    let owner = Birth { mode: 0o500, uid: credentials.users.effective, gid: credentials.groups.effective };
     let process = Arc::clone(process);
     let names = move || {
         let thread = process.threads.lock().values().next().cloned();
         let files = thread.map(|thread| Arc::clone(&thread.files.lock()));
         files.map_or(Vec::new(), |files| files.lock().numbers().iter().map(ToString::to_string).collect())
     };
-    directory(names, move |name| {
+    // Through the entries files are opened that others may not see.
+    Directory::owned((SYSTEM, new_id()), owner, names, move |name| {
         let file = find(name.parse().ok()?)?;
         let target = match &file.place {
             Some(place) => place.path(&crate::boot::root()),
@@ -322,8 +334,11 @@ fn descriptors(process: &Arc<Process>) -> Arc<dyn Node> {
 struct Descriptor(Arc<OpenFile>);
 
 impl Node for Descriptor {
+    /// Only the owner of the descriptor comes here, by the directory's mode: the file is the user's own.
     fn status(&self) -> super::Status {
-        self.0.status()
+        let user = crate::task::run::current().and_then(process::find).map(|process| process.credentials());
+        let ids = user.map_or((0, 0), |user| (user.users.fs, user.groups.fs));
+        super::Status { uid: ids.0, gid: ids.1, ..self.0.status() }
     }
 
     fn open(&self, _flags: u32) -> crate::errno::Result<Option<Arc<dyn super::Stream>>> {

@@ -6,20 +6,21 @@ use super::pipe::Pipe;
 use super::{Attribute, HUP, IN, Kind, New, OUT, Stream};
 use crate::errno::Errno;
 use crate::memory::tests::ram;
+use crate::task::credentials::Birth;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 fn position() -> Position {
     let root = Place::root(MemoryNode::root(0o755));
-    Position { current: Arc::clone(&root), root, mask: 0o022 }
+    Position { current: Arc::clone(&root), root, mask: 0o022, user: Arc::default() }
 }
 
 /// Makes directories `/a/b`, and the file `/a/f` with the text "text".
 fn tree() -> Position {
     let position = position();
-    let a = position.root.node.create("a", New::Directory, 0o755).expect("made");
-    a.create("b", New::Directory, 0o755).expect("made");
-    a.create("f", New::File, 0o644).expect("made").write_at(0, b"text").expect("written");
+    let a = position.root.node.create("a", New::Directory, Birth::root(0o755)).expect("made");
+    a.create("b", New::Directory, Birth::root(0o755)).expect("made");
+    a.create("f", New::File, Birth::root(0o644)).expect("made").write_at(0, b"text").expect("written");
     position
 }
 
@@ -59,7 +60,7 @@ fn links_are_followed_and_end() {
     let position = tree();
     let root = &position.root.node;
     for (name, target) in [("up", "/a/b/.."), ("loop", "loop"), ("new", "a/new"), ("far", "/x/y")] {
-        root.create(name, New::Link(target.into()), 0o777).expect("made");
+        root.create(name, New::Link(target.into()), Birth::root(0o777)).expect("made");
     }
     assert_eq!(find(&position, "/up/f"), Ok("/a/f".into()));
     assert_eq!(find(&position, "/loop"), Err(Errno::LOOP));
@@ -104,9 +105,9 @@ fn names_come_and_go() {
         (Ok(Kind::File), Ok(Kind::Directory))
     );
     // A directory that was removed takes no names.
-    let gone = root.create("gone", New::Directory, 0o755).expect("made");
+    let gone = root.create("gone", New::Directory, Birth::root(0o755)).expect("made");
     root.unlink("gone", true).expect("removed");
-    assert!(matches!(gone.create("x", New::File, 0o644), Err(Errno::NOENT)));
+    assert!(matches!(gone.create("x", New::File, Birth::root(0o644)), Err(Errno::NOENT)));
     assert_eq!(gone.status().links, 0);
 }
 

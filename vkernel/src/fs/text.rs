@@ -3,6 +3,7 @@
 use super::path::Place;
 use super::{Entry, Kind, Node, Status};
 use crate::errno::{Errno, Result};
+use crate::task::credentials::Birth;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -84,6 +85,7 @@ pub struct Directory {
     id: (u64, u64),
     find: alloc::boxed::Box<Find>,
     names: alloc::boxed::Box<dyn Fn() -> Vec<String> + Send + Sync>,
+    owner: Birth,
 }
 
 impl fmt::Debug for Directory {
@@ -100,13 +102,25 @@ impl Directory {
         names: impl Fn() -> Vec<String> + Send + Sync + 'static,
         find: impl Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync + 'static,
     ) -> Arc<dyn Node> {
-        Arc::new(Self { id, find: alloc::boxed::Box::new(find), names: alloc::boxed::Box::new(names) })
+        Self::owned(id, Birth::root(0o555), names, find)
+    }
+
+    /// Makes one with a mode and an owner.
+    #[must_use]
+    pub fn owned(
+        id: (u64, u64),
+        owner: Birth,
+        names: impl Fn() -> Vec<String> + Send + Sync + 'static,
+        find: impl Fn(&str) -> Option<Arc<dyn Node>> + Send + Sync + 'static,
+    ) -> Arc<dyn Node> {
+        Arc::new(Self { id, find: alloc::boxed::Box::new(find), names: alloc::boxed::Box::new(names), owner })
     }
 }
 
 impl Node for Directory {
     fn status(&self) -> Status {
-        Status { links: 2, ..Status::plain(self.id, Kind::Directory, 0o555) }
+        let Birth { mode, uid, gid } = self.owner;
+        Status { links: 2, uid, gid, ..Status::plain(self.id, Kind::Directory, mode) }
     }
 
     fn lookup(&self, name: &str) -> Result<Arc<dyn Node>> {

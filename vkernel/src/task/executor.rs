@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use spin::Mutex;
 
 /// Milliseconds that a task may run while others wait.
-const SLICE_MS: u64 = 6;
+pub const SLICE_MS: u64 = 6;
 
 static QUEUE: Mutex<VecDeque<Runnable>> = Mutex::new(VecDeque::new());
 /// The length of the queue, to be read without its lock.

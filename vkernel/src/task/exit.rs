@@ -3,6 +3,8 @@
 use super::process::{self, Change, ExitStatus, Process};
 use super::run::Task;
 use super::{futex, signal};
+use crate::fs::lock;
+use crate::fs::socket::flight;
 use crate::memory::{space, translation};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
@@ -30,6 +32,10 @@ pub async fn thread_ends(mut task: Task) {
     process::give_back_id();
     translation::leave();
     drop(task);
+    // Files are closed before the end is reported.
+    let files = core::mem::take(&mut *thread.files.lock());
+    drop(files);
+    flight::collect();
     if is_last {
         process_ends(&process);
     }
@@ -38,8 +44,11 @@ pub async fn thread_ends(mut task: Task) {
 fn process_ends(process: &Arc<Process>) {
     let status = process.ending().unwrap_or(ExitStatus::Exited(0));
     *process.space.lock() = None;
+    lock::process_ends(process.pid);
     process.release();
     process.set_dead();
+    crate::call::delete_timers(process);
+    process.moves.wake();
     let kernel = process::find(process::KERNEL);
     let orphans = core::mem::take(&mut *process.children.lock());
     for (pid, child) in orphans {

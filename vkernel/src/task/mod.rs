@@ -4,11 +4,13 @@
 //! has to wait is a future that is pending, so a thread that waits has no stack. The kernel runs with interrupts off and is never preempted:
 //! programs are.
 
+pub mod credentials;
 pub mod executor;
 pub mod exit;
 pub mod futex;
 pub mod process;
 pub mod run;
+pub mod schedule;
 pub mod signal;
 pub mod signal_frame;
 pub mod timers;

@@ -1,7 +1,10 @@
 //! Processes and threads, and the table of all processes.
 
+use super::credentials::Credentials;
+use super::schedule::Schedule;
 use super::signal::{Action, Actions, AltStack, Info, LAST, Pending, UNBLOCKABLE, number};
 use super::wait::WaitQueue;
+use crate::call::Timer;
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::Descriptors;
 use crate::fs::path::Position;
@@ -52,21 +55,6 @@ pub enum Change {
     Continued,
 }
 
-/// Users and groups. There are no checks by them: all of a VM's processes are one user's.
-#[derive(Clone, Debug, Default)]
-pub struct Identity {
-    /// The real and effective user.
-    pub uid: u32,
-    /// The effective user.
-    pub euid: u32,
-    /// The real group.
-    pub gid: u32,
-    /// The effective group.
-    pub egid: u32,
-    /// Further groups.
-    pub groups: Vec<u32>,
-}
-
 /// Limits of a process, by the numbers of `RLIMIT_`: current ones and maxima.
 pub type Limits = [(u64, u64); linux::RLIM_NLIMITS as usize];
 
@@ -76,6 +64,9 @@ fn default_limits() -> Limits {
     limits[linux::RLIMIT_STACK as usize] = (8 << 20, INFINITE);
     limits[linux::RLIMIT_CORE as usize] = (0, INFINITE);
     limits[linux::RLIMIT_NOFILE as usize] = (1024, 4096);
+    limits[linux::RLIMIT_NICE as usize] = (0, 0);
+    limits[linux::RLIMIT_RTPRIO as usize] = (0, 0);
+    limits[linux::RLIMIT_MEMLOCK as usize] = (8 << 20, 8 << 20);
     limits[linux::RLIMIT_NPROC as usize] = (MOST_THREADS as u64, MOST_THREADS as u64);
     limits
 }
@@ -105,8 +96,14 @@ pub struct Process {
     pub space: Mutex<Option<Arc<Space>>>,
     /// The program.
     pub image: Mutex<Image>,
-    /// Its users and groups.
-    pub identity: Mutex<Identity>,
+    /// Its users, groups and capabilities.
+    credentials: Mutex<Arc<Credentials>>,
+    /// Woken when a signal becomes pending.
+    pub signalled: WaitQueue,
+    /// Its timers, by their numbers.
+    pub timers: Mutex<BTreeMap<u32, Arc<Timer>>>,
+    /// Its policy and priorities.
+    pub schedule: Mutex<Schedule>,
     /// Its limits.
     pub limits: Mutex<Limits>,
     group: AtomicU32,
@@ -270,7 +267,10 @@ impl Process {
             threads: Mutex::default(),
             space: Mutex::new(space),
             image: Mutex::default(),
-            identity: Mutex::default(),
+            credentials: Mutex::default(),
+            signalled: WaitQueue::new(),
+            timers: Mutex::default(),
+            schedule: Mutex::default(),
             limits: Mutex::new(default_limits()),
             group: AtomicU32::new(group),
             session: AtomicU32::new(session),
@@ -299,7 +299,8 @@ impl Process {
         let weak = Arc::downgrade(parent);
         let process = Self::make(pid, &weak, Some(space), actions, parent.group(), parent.session());
         *process.image.lock() = parent.image.lock().clone();
-        *process.identity.lock() = parent.identity.lock().clone();
+        process.set_credentials(parent.credentials());
+        *process.schedule.lock() = parent.schedule.lock().of_child();
         *process.limits.lock() = *parent.limits.lock();
         PROCESSES.lock().insert(pid, Arc::clone(&process));
         parent.children.lock().insert(pid, Arc::clone(&process));
@@ -423,7 +424,7 @@ impl Process {
             Change::Stopped(signal) => (linux::CLD_STOPPED, u64::from(signal)),
             Change::Continued => (linux::CLD_CONTINUED, u64::from(number::CONT)),
         };
-        Info { signal: number::CHLD, code: code as i32, pid: self.pid, uid: self.identity.lock().uid, value }
+        Info { signal: number::CHLD, code: code as i32, pid: self.pid, uid: self.credentials().users.real, value }
     }
 
     /// Discards pending signals of a set, of the process and of all threads.
@@ -448,6 +449,29 @@ impl Process {
     #[must_use]
     pub fn is_released(&self) -> bool {
         self.is_released.load(Ordering::SeqCst)
+    }
+
+    /// Returns its credentials.
+    #[must_use]
+    pub fn credentials(&self) -> Arc<Credentials> {
+        Arc::clone(&self.credentials.lock())
+    }
+
+    /// Gives it other credentials.
+    pub fn set_credentials(&self, credentials: Arc<Credentials>) {
+        *self.credentials.lock() = credentials;
+    }
+
+    /// Gives it credentials that differ from its own by a change.
+    ///
+    /// # Errors
+    /// The change's; then the old ones stay.
+    pub fn change_credentials(&self, change: impl FnOnce(&mut Credentials) -> Result<()>) -> Result<()> {
+        let mut credentials = self.credentials.lock();
+        let mut new = Credentials::clone(&credentials);
+        change(&mut new)?;
+        *credentials = Arc::new(new);
+        Ok(())
     }
 
     /// Returns the current limit of a kind.
@@ -530,6 +554,12 @@ impl Thread {
     /// Records that no hart runs the thread.
     pub fn end_turn(&self) {
         self.hart.store(0, Ordering::SeqCst);
+    }
+
+    /// Returns whether this hart runs the thread.
+    #[must_use]
+    pub fn is_on_this_hart(&self) -> bool {
+        self.hart.load(Ordering::SeqCst) as usize == machine::hart_index() + 1
     }
 
     /// Records the waker of the thread's task.

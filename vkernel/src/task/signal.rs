@@ -122,7 +122,7 @@ impl Info {
     /// A signal that a process sends.
     #[must_use]
     pub fn from(process: &Process, signal: Signal) -> Self {
-        Self { signal, code: 0, pid: process.pid, uid: process.identity.lock().uid, value: 0 }
+        Self { signal, code: 0, pid: process.pid, uid: process.credentials().users.real, value: 0 }
     }
 
     /// The signal of a fault at an address.
@@ -243,6 +243,7 @@ pub fn send(process: &Arc<Process>, info: Info) {
         return;
     }
     process.pending.add(info);
+    process.signalled.wake();
     let threads = process.threads.lock();
     let ready = threads.values().find(|thread| thread.mask() & bit(info.signal) == 0);
     if let Some(thread) = ready.or_else(|| threads.values().next()) {
@@ -260,6 +261,7 @@ pub fn send_to_thread(thread: &Arc<Thread>, info: Info) {
         return;
     }
     thread.pending.add(info);
+    thread.process.signalled.wake();
     thread.notify();
 }
 

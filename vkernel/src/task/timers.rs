@@ -10,6 +10,9 @@ use spin::Mutex;
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;
 
+/// Nanoseconds between two signals of a timer, at least: more often, a hart would do nothing else.
+pub const LEAST_INTERVAL: u64 = 50_000;
+
 /// Ticks of `time` in a second.
 static PER_SECOND: AtomicU64 = AtomicU64::new(SECOND);
 /// Nanoseconds since 1970 at tick 0.
