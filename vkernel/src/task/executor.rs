@@ -86,6 +86,11 @@ pub fn run() -> ! {
     loop {
         while let Some(task) = next() {
             task.run();
+            // Tasks may wake each other for long without running a program.
+            if machine::is_timer_due() {
+                timers::expired();
+                timers::expire();
+            }
         }
         // No space is kept alive by a hart that runs nothing.
         translation::leave();
