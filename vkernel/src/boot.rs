@@ -4,12 +4,12 @@ use crate::errno::{Errno, Result};
 use crate::fs::memory::MemoryNode;
 use crate::fs::path::Place;
 use crate::fs::{New, Node, device, process as proc};
+use crate::sync::Once;
 use crate::task::credentials::Birth;
 use crate::task::process;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use spin::Once;
 
 /// Harts in use.
 static HARTS: AtomicUsize = AtomicUsize::new(1);

@@ -23,6 +23,7 @@ pub mod link;
 pub mod machine;
 pub mod memory;
 pub mod random;
+pub mod sync;
 pub mod task;
 pub mod terminal;
 

@@ -2,6 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::fs::{IN, Kind, OUT, Ready, Status, Stream};
+use crate::sync::Mutex;
 use crate::task::signal::{self, Info, number};
 use crate::task::wait::WaitQueue;
 use crate::{device, terminal};
@@ -11,7 +12,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::task::Waker;
-use spin::Mutex;
 
 /// Bytes of messages that wait to be sent, at most.
 const MOST_WAITING: usize = 64 << 10;

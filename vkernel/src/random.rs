@@ -1,8 +1,8 @@
 //! Random bytes: ChaCha20 with a key from the device tree (`rng-seed`), as far as that has one.
 
+use crate::sync::Mutex;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use spin::Mutex;
 
 static SOURCE: Mutex<Option<ChaCha20Rng>> = Mutex::new(None);
 

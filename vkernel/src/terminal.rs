@@ -2,6 +2,7 @@
 
 use crate::errno::{Errno, Result};
 use crate::fs::{IN, Kind, OUT, Ready, Status, Stream, device};
+use crate::sync::{Mutex, Once};
 use crate::task::signal::{self, Info, number};
 use crate::task::wait::WaitQueue;
 use crate::task::{Process, Task};
@@ -11,7 +12,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::task::Waker;
 use linux_raw_sys::{general as linux, ioctl};
-use spin::{Mutex, Once};
 
 /// Bytes of input that wait at most.
 const MOST_INPUT: usize = 4096;

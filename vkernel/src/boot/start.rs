@@ -38,6 +38,7 @@ struct Machine {
     /// The address of the clock that knows the time of day.
     clock: Option<u64>,
     has_sstc: bool,
+    has_zawrs: bool,
 }
 
 #[expect(unsafe_code, reason = "the device tree is found by its address")]
@@ -71,8 +72,11 @@ fn describe(boot: Boot) -> Machine {
     seed.iter_mut().zip(&known).for_each(|(to, from)| *to = *from);
     let per_second = property("/cpus", "timebase-frequency").map_or(10_000_000, |bytes| number(&bytes));
     let cpus = tree.cpus().expect("a cpus node");
-    let has = |isa: &[u8]| isa.windows(5).any(|part| part == b"_sstc");
-    let has_sstc = cpus.cpus().next().and_then(|cpu| Some(has(cpu.property("riscv,isa")?.value()))).unwrap_or(false);
+    let isa = cpus.cpus().next().and_then(|cpu| cpu.property("riscv,isa"));
+    let has = |name: &[u8]| {
+        isa.as_ref().is_some_and(|isa| isa.value().split(|byte| *byte == b'_' || *byte == 0).any(|part| part == name))
+    };
+    let (has_sstc, has_zawrs) = (has(b"sstc"), has(b"zawrs"));
     let clock = find_clock(&tree);
     let at = boot.device_tree;
     Machine {
@@ -83,6 +87,7 @@ fn describe(boot: Boot) -> Machine {
         per_second,
         clock,
         has_sstc,
+        has_zawrs,
     }
 }
 
@@ -143,6 +148,7 @@ pub fn main(boot: Boot) -> ! {
     start_frames(facts.ram, &used);
     COMMAND_LINE.call_once(|| bootargs(boot));
     machine::use_timer(facts.has_sstc);
+    machine::use_wrs(facts.has_zawrs);
     timers::start(facts.per_second, facts.clock.map_or(0, time_of_day));
     crate::random::start(&facts.seed);
     translation::go_online(machine::asid_mask());
@@ -236,7 +242,7 @@ fn start_first(kernel: &Arc<Process>, place: Option<(u64, u64)>) -> core::result
         );
         (0..3).for_each(|fd| drop(files.set(fd, Arc::clone(&console), false)));
     }
-    let (files, position) = (Arc::new(spin::Mutex::new(files)), Arc::new(spin::Mutex::new(position)));
+    let (files, position) = (Arc::new(crate::sync::Mutex::new(files)), Arc::new(crate::sync::Mutex::new(position)));
     let thread = Thread::new(pid, &process, files, position, 0);
     let space = Arc::clone(loaded.space());
     let context = Box::new(loaded.install(&process, &thread));

@@ -176,7 +176,7 @@ pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result
         return Err(Errno::INVAL);
     }
     if flags & u64::from(UNSHARES) != 0 {
-        let own = Arc::new(spin::Mutex::new(task.files().lock().clone()));
+        let own = Arc::new(crate::sync::Mutex::new(task.files().lock().clone()));
         *task.thread.files.lock() = own;
     }
     let files = task.files();

@@ -3,6 +3,7 @@
 use super::Args;
 use crate::errno::{Errno, Result};
 use crate::machine::{self, FloatUse, reg};
+use crate::sync::Mutex;
 use crate::task::Task;
 use crate::task::process::{self, ExitStatus, Process, Thread};
 use crate::task::run;
@@ -12,7 +13,6 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The arguments of `clone` and `clone3`.
 struct Clone {

@@ -29,6 +29,7 @@ use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
 use crate::memory::frames;
+use crate::sync::Mutex;
 use crate::task::credentials::{Capability, Credentials};
 use crate::task::process::{self, Process};
 use crate::task::{Task, Thread};
@@ -38,7 +39,6 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 pub use program::{Strings, load};
-use spin::Mutex;
 pub use timer::{Timer, delete_all as delete_timers};
 
 /// The arguments of a call.

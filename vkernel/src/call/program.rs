@@ -252,7 +252,7 @@ pub fn load(position: &Position, mut place: Arc<PathPlace>, mut path: String, mu
 
 /// Maps the code by which handlers of signals return.
 fn map_return_code(space: &Space) -> Result<()> {
-    static CODE: spin::Once<Arc<crate::memory::object::Store>> = spin::Once::new();
+    static CODE: crate::sync::Once<Arc<crate::memory::object::Store>> = crate::sync::Once::new();
     let code = CODE.call_once(|| {
         let store = crate::memory::object::Store::new(PAGE_U64);
         let bytes: Vec<u8> = RETURN_CODE.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -374,7 +374,7 @@ pub(super) async fn execute(task: &mut Task, [fd, path, arguments, environment, 
     let (process, thread) = (Arc::clone(&task.thread.process), Arc::clone(&task.thread));
     let files = task.files();
     let own = if Arc::strong_count(&files) > 2 {
-        let own = Arc::new(spin::Mutex::new(files.lock().clone()));
+        let own = Arc::new(crate::sync::Mutex::new(files.lock().clone()));
         *thread.files.lock() = Arc::clone(&own);
         own
     } else {

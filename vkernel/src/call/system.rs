@@ -5,6 +5,7 @@ use crate::errno::{Errno, Result};
 use crate::machine;
 use crate::memory::frames;
 use crate::memory::user::zeroed;
+use crate::sync::Mutex;
 use crate::task::Task;
 use crate::task::credentials::{ALL, Capability, Credentials, Ids};
 use crate::task::process;
@@ -12,7 +13,6 @@ use crate::task::timers::{self, SECOND};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use linux_raw_sys::{general as linux, prctl};
-use spin::Mutex;
 
 pub(super) fn name(task: &Task, [to, ..]: Args) -> Result<u64> {
     /// Bytes of each field of `struct new_utsname`.

@@ -2,13 +2,13 @@
 
 use super::{Args, clock};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::futex::deadline;
 use crate::task::signal::{self, Info, LAST, number};
 use crate::task::wait::{WaitQueue, before};
 use crate::task::{Process, Task, Thread, executor, timers};
 use alloc::sync::{Arc, Weak};
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The most timers of a process.
 const MOST: usize = 256;

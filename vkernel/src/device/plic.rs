@@ -2,8 +2,8 @@
 #![expect(unsafe_code, reason = "a device's registers")]
 
 use crate::machine::direct;
+use crate::sync::Once;
 use metal::mmio::{read32, write32};
-use spin::Once;
 
 const ENABLE: u64 = 0x2000;
 const ENABLE_STRIDE: u64 = 0x80;

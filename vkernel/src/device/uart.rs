@@ -3,10 +3,10 @@
 #![expect(unsafe_code, reason = "a device's registers")]
 
 use crate::machine::direct;
+use crate::sync::Once;
 use crate::terminal;
 use core::sync::atomic::{AtomicBool, Ordering};
 use metal::mmio::{read8, write8};
-use spin::Once;
 
 const RBR: u64 = 0;
 const IER: u64 = 1;

@@ -4,6 +4,7 @@ use super::lock;
 use super::path::Place;
 use super::{ERR, HUP, IN, Kind, Node, OUT, Ready, Status, Stream};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::Thread;
 use crate::task::wait::interruptible;
 use alloc::sync::Arc;
@@ -12,7 +13,6 @@ use core::future::poll_fn;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::task::{Poll, Waker};
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The content of an open file.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 use super::descriptors::OpenFile;
 use super::{ERR, HUP, IN, Kind, OUT, Ready, Status, Stream, new_id};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::timers;
 use crate::task::wait::WaitQueue;
 use alloc::collections::BTreeMap;
@@ -10,7 +11,6 @@ use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::task::Waker;
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// A counter (`eventfd`).
 #[derive(Debug)]

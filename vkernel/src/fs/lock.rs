@@ -5,11 +5,11 @@
 use super::Status;
 use super::descriptors::OpenFile;
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::wait::WaitQueue;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use spin::Mutex;
 
 /// The most locks that there may be, of all files: each takes memory of the kernel's.
 const MOST: usize = 1 << 14;

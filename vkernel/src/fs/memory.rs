@@ -4,6 +4,7 @@ use super::{Attribute, Entry, Kind, MOST_NAME, New, Node, Status, Stream, new_id
 use super::{device, pipe};
 use crate::errno::{Errno, Result};
 use crate::memory::object::{Object, Store};
+use crate::sync::Mutex;
 use crate::task::credentials::Birth;
 use crate::task::timers;
 use alloc::collections::BTreeMap;
@@ -11,7 +12,6 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The content of a node.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use super::{Kind, MOST_NAME, MOST_PATH, Node};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::credentials::Credentials;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use spin::Mutex;
 
 /// The most symbolic links that a path may lead through.
 const MOST_LINKS: u32 = 40;

@@ -2,6 +2,7 @@
 
 use super::{ERR, HUP, IN, Kind, OUT, Ready, Status, Stream, new_id};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::Task;
 use crate::task::wait::WaitQueue;
 use alloc::collections::VecDeque;
@@ -9,7 +10,6 @@ use alloc::sync::Arc;
 use core::task::Waker;
 use linux_raw_sys::general as linux;
 use linux_raw_sys::ioctl;
-use spin::Mutex;
 
 /// Bytes that a pipe has room for.
 const ROOM: usize = 64 << 10;

@@ -8,6 +8,7 @@ pub mod message;
 
 use super::{ERR, HUP, IN, Kind, OUT, Ready, Status, Stream, new_id};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use crate::task::Task;
 use crate::task::wait::WaitQueue;
 use address::{Address, Family, Internet, Name};
@@ -18,7 +19,6 @@ use flight::Files;
 use linux_raw_sys::{general as linux, ioctl};
 pub use message::Received;
 use message::{Message, OVERHEAD};
-use spin::Mutex;
 
 /// The style of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

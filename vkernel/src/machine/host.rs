@@ -30,6 +30,11 @@ pub fn direct(pa: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(ram() + (pa - RAM_START) as usize)
 }
 
+/// Waits a moment.
+pub fn relax() {
+    std::thread::yield_now();
+}
+
 /// Zeroes a page.
 ///
 /// # Safety

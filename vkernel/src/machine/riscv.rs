@@ -120,6 +120,29 @@ pub fn use_timer(has_sstc: bool) {
     HAS_SSTC.store(has_sstc, Ordering::Relaxed);
 }
 
+/// Set if the harts have Zawrs.
+static HAS_ZAWRS: AtomicBool = AtomicBool::new(false);
+
+/// Says whether the harts have Zawrs.
+pub fn use_wrs(has_zawrs: bool) {
+    HAS_ZAWRS.store(has_zawrs, Ordering::Relaxed);
+}
+
+/// Waits a moment for another hart. Now and then it stalls in a way that a hypervisor with more harts than it has itself takes as an occasion to run
+/// another one (Zawrs, "Wait-on-Reservation-Set Instructions").
+pub fn relax() {
+    const MOMENTS: u64 = 64;
+    static SPINS: [AtomicU64; super::MAX_HARTS] = [const { AtomicU64::new(0) }; super::MAX_HARTS];
+    core::hint::spin_loop();
+    let spins = &SPINS[hart_index()];
+    let count = spins.load(Ordering::Relaxed).wrapping_add(1);
+    spins.store(count, Ordering::Relaxed);
+    if count.is_multiple_of(MOMENTS) && HAS_ZAWRS.load(Ordering::Relaxed) {
+        // SAFETY: wrs.nto, which changes nothing.
+        unsafe { asm!(".insn i 0x73, 0, x0, x0, 0x0d", options(nostack)) };
+    }
+}
+
 /// Makes the timer of this hart expire at that time; `u64::MAX` is never.
 pub fn set_timer(at: u64) {
     if HAS_SSTC.load(Ordering::Relaxed) {

@@ -5,10 +5,10 @@
 #![expect(unsafe_code, reason = "frames are memory by their number")]
 
 use crate::machine::{self, direct};
+use crate::sync::{Mutex, Once};
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use spin::{Mutex, Once};
 
 /// Bytes of a frame, and of a page.
 pub const PAGE: usize = 4096;

@@ -2,11 +2,11 @@
 
 use super::frames::{Frame, PAGE};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::fmt::Debug;
 use core::sync::atomic::{AtomicU64, Ordering};
-use spin::Mutex;
 
 /// The reason why an object has no frame for a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,10 +21,10 @@ pub use super::region::{Name, Region, Source, shared_memory};
 pub use super::table::{Rights, Table, USER_END};
 use super::translation::{self, Translation};
 use crate::errno::{Errno, Result};
+use crate::sync::{Mutex, MutexGuard, Once};
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use spin::{Mutex, MutexGuard, Once};
 
 const PAGE_U64: u64 = PAGE as u64;
 /// The least address of a region: a null pointer with an offset stays a fault.

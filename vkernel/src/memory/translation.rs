@@ -9,11 +9,11 @@
 use super::frames::PAGE;
 use super::space::Space;
 use crate::machine::{self, MAX_HARTS};
+use crate::sync::Mutex;
 use abi::vmspace::Way;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use spin::Mutex;
 
 static WAY: AtomicU8 = AtomicU8::new(Way::Direct as u8);
 /// The number of the space that each hart has; 0 is none.

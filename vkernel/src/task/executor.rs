@@ -2,11 +2,11 @@
 
 use super::timers;
 use crate::machine::{self, MAX_HARTS};
+use crate::sync::Mutex;
 use alloc::collections::VecDeque;
 use async_task::Runnable;
 use core::future::Future;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use spin::Mutex;
 
 /// Milliseconds that a task may run while others wait.
 pub const SLICE_MS: u64 = 6;

@@ -5,11 +5,11 @@ use super::wait::{before, interruptible};
 use super::{Task, Thread};
 use crate::errno::{Errno, Result};
 use crate::memory::space::Space;
+use crate::sync::Mutex;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::poll_fn;
 use core::task::{Poll, Waker};
-use spin::Mutex;
 
 /// The word that tasks wait at: in private memory by space and address, in shared memory by object and offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

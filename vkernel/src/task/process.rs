@@ -10,6 +10,7 @@ use crate::fs::descriptors::Descriptors;
 use crate::fs::path::Position;
 use crate::machine;
 use crate::memory::space::Space;
+use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::{Arc, Weak};
@@ -17,7 +18,6 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::task::Waker;
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The number of the kernel itself, as a process.
 pub const KERNEL: u32 = 1;

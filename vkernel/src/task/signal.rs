@@ -1,11 +1,11 @@
 //! Signals: their actions, and those that are pending.
 
 use super::{Process, Thread};
+use crate::sync::Mutex;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
-use spin::Mutex;
 
 /// The number of a signal, from 1 to 64.
 pub type Signal = u32;

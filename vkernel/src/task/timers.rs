@@ -1,11 +1,11 @@
 //! Time: the clock, and tasks that wait for a moment.
 
 use crate::machine::{self, MAX_HARTS};
+use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
 use core::future::poll_fn;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::task::{Poll, Waker};
-use spin::Mutex;
 
 /// Nanoseconds in a second.
 pub const SECOND: u64 = 1_000_000_000;

@@ -3,11 +3,11 @@
 use super::Thread;
 use super::timers;
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use core::future::{Future, poll_fn};
 use core::pin::pin;
 use core::task::{Poll, Waker};
 use smallvec::SmallVec;
-use spin::Mutex;
 
 /// Most queues have one task, if any.
 type Wakers = SmallVec<[Waker; 1]>;

@@ -2,11 +2,11 @@
 
 use super::{Socket, Style};
 use crate::errno::{Errno, Result};
+use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use linux_raw_sys::net;
-use spin::Mutex;
 
 /// The most bytes of a local address behind its family.
 pub const MOST_PATH: usize = 108;

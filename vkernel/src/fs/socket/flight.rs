@@ -5,11 +5,11 @@
 
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::OpenFile;
+use crate::sync::Mutex;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use spin::Mutex;
 
 /// The most files in flight.
 const MOST: usize = 4096;

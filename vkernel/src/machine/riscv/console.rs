@@ -1,8 +1,8 @@
 //! The VM's console, by calls of the firmware (DBCN).
 
 use super::{call, physical};
+use crate::sync::Mutex;
 use sbi_spec::dbcn;
-use spin::Mutex;
 
 /// Bytes on their way: in RAM of its own, since firmware is told physical addresses.
 struct Buffer([u8; 256]);

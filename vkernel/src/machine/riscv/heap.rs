@@ -5,11 +5,11 @@
 use super::hart_index;
 use crate::machine::MAX_HARTS;
 use crate::memory::frames;
+use crate::sync::Mutex;
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
 use core::ptr::{self, NonNull, null_mut};
 use rlsf::Tlsf;
-use spin::Mutex;
 
 /// Free blocks by size: powers of two from 32 bytes on, each in so many parts.
 const POWERS: usize = 22;
