@@ -282,6 +282,7 @@ pub fn end(how: End) -> ! {
 
 #[panic_handler]
 fn panicked(info: &PanicInfo<'_>) -> ! {
-    crate::report(format_args!("bug in the kernel: {info}"));
+    // By the console, since nothing works on the port any more.
+    machine::put(format!("vkernel: bug in the kernel: {info}\r\n").as_bytes());
     machine::power_off(true)
 }

@@ -48,6 +48,22 @@ fn message(range: &[usize; 2], control: usize, bytes: usize) -> [usize; 7] {
     [0, 0, at(range), 1, control, bytes, 0]
 }
 
+/// Messages of every kind of size, each of which the kernel has to keep whole.
+fn large_messages() {
+    const MOST: usize = 200_000;
+    static BYTES: [u8; MOST] = [7; MOST];
+    let [a, b] = pair(DATAGRAM);
+    let received = (1..=40).map(|part| {
+        send("large message", a, &BYTES[..part * MOST / 40], 0);
+        let mut short = [0u8; 8];
+        // The whole size is told, however little there is room for.
+        call(number::RECVFROM, [b, out(&mut short), short.len(), TRUNCATED, 0, 0])
+    });
+    line(format_args!("large messages: {} bytes", received.sum::<isize>()));
+    close(a);
+    close(b);
+}
+
 pub fn pairs() -> Result<(), Failure> {
     let [a, b] = pair(STREAM);
     line(format_args!("types {} {} {}", option(a, 3), option(pair(DATAGRAM)[0], 3), option(pair(PACKETS)[0], 3)));
@@ -84,6 +100,7 @@ pub fn pairs() -> Result<(), Failure> {
         send("to a closed one", b, b"x", 0);
         close(b);
     }
+    large_messages();
     files_by_message()?;
     circles();
     // A writer waits for room, and a reader for bytes.

@@ -24,8 +24,8 @@ static HEAP: Heap = Heap(Mutex::new(Tlsf::new()));
 
 /// Adds a block of frames that has room for an allocation.
 fn grow(heap: &mut Tlsf<'static, u32, u8, POWERS, PARTS>, layout: Layout) -> Option<()> {
-    // Room for the block's header, and for alignment.
-    let bytes = layout.size() + layout.align() + 256;
+    // Room for the block's header, and for alignment. A free block is found only if every block of its size is large enough.
+    let bytes = layout.size() + layout.size().div_ceil(PARTS) + layout.align() + 256;
     let order = bytes.div_ceil(frames::PAGE).next_power_of_two().trailing_zeros();
     let order = order.max(LEAST_ORDER);
     let first = frames::take_block(order)?;
