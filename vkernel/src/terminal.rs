@@ -285,6 +285,7 @@ impl Terminal {
         }
         inner.settings = settings;
         drop(inner);
+        crate::device::go_on();
         self.changed.wake();
         Ok(0)
     }
@@ -402,6 +403,8 @@ impl Stream for Terminal {
                 let mut inner = self.inner.lock();
                 inner.ready.clear();
                 inner.lines.clear();
+                drop(inner);
+                crate::device::go_on();
                 Ok(0)
             }
             ioctl::FIONREAD => {

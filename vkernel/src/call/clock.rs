@@ -7,7 +7,7 @@ use crate::task::futex::deadline;
 use crate::task::signal::{self, Info, number};
 use crate::task::timers::{self, SECOND};
 use crate::task::wait::interruptible;
-use crate::task::{Process, Task, executor};
+use crate::task::{Process, Task};
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::Ordering;
 use linux_raw_sys::general as linux;
@@ -156,9 +156,8 @@ pub(super) fn set_interval(task: &Task, [which, new, old, ..]: Args) -> Result<u
         let first = nanoseconds(first_seconds, first_microseconds);
         let at = if first == 0 { 0 } else { timers::now().saturating_add(first) };
         *process.interval.lock() = (at, nanoseconds(seconds, microseconds));
-        if at != 0 {
-            executor::spawn(alarm(Arc::downgrade(process), at));
-        }
+        let own = Arc::downgrade(process);
+        process.alarm.set(at, move || expire(&own));
     }
     if old != 0 {
         task.space.put(old, &before)?;
@@ -166,23 +165,20 @@ pub(super) fn set_interval(task: &Task, [which, new, old, ..]: Args) -> Result<u
     Ok(0)
 }
 
-/// Sends the signal of an interval timer, as long as it is set as it was.
-async fn alarm(process: Weak<Process>, mut at: u64) {
-    loop {
-        timers::sleep_until(at).await;
-        let Some(process) = process.upgrade().filter(|process| !process.is_dead()) else { return };
-        {
-            let mut set = process.interval.lock();
-            if set.0 != at {
-                return;
-            }
-            let next = at.saturating_add(set.1).max(timers::now() + timers::LEAST_INTERVAL);
-            set.0 = if set.1 == 0 { 0 } else { next };
-            at = set.0;
+/// Sends the signal of an interval timer. Returns the next moment, 0 for none.
+fn expire(process: &Weak<Process>) -> u64 {
+    let Some(process) = process.upgrade().filter(|process| !process.is_dead()) else { return 0 };
+    let next = {
+        let mut set = process.interval.lock();
+        let now = timers::now();
+        if set.0 == 0 || now < set.0 {
+            // It has been set to another moment meanwhile, which the alarm has been told.
+            return 0;
         }
-        signal::send(&process, Info::kernel(number::ALRM));
-        if at == 0 {
-            return;
-        }
-    }
+        let next = set.0.saturating_add(set.1).max(now + timers::LEAST_INTERVAL);
+        set.0 = if set.1 == 0 { 0 } else { next };
+        set.0
+    };
+    signal::send(&process, Info::kernel(number::ALRM));
+    next
 }

@@ -51,6 +51,9 @@ async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
     if is_thread && !has(linux::CLONE_SIGHAND) || has(linux::CLONE_SIGHAND) && !has(linux::CLONE_VM) {
         return Err(Errno::INVAL);
     }
+    if has(linux::CLONE_PIDFD) {
+        task.check_descriptors()?;
+    }
     const NAMESPACES: u32 = linux::CLONE_NEWNS
         | linux::CLONE_NEWPID
         | linux::CLONE_NEWUSER
@@ -113,8 +116,9 @@ async fn make(task: &mut Task, clone: Clone) -> Result<u64> {
         let _ = task.space.put(clone.parent_tid, &tid);
     }
     if has(linux::CLONE_PIDFD) {
-        let fd = super::handle::add(task, &child, 0)?;
-        let _ = task.space.put(clone.handle, &(fd as u32));
+        // There was a free one; another thread may have taken it since.
+        let fd = super::handle::add(task, &child, 0).map_or(u32::MAX, |fd| fd as u32);
+        let _ = task.space.put(clone.handle, &fd);
     }
     if has(linux::CLONE_CHILD_SETTID) {
         let _ = space.write(clone.child_tid, &tid.to_le_bytes());

@@ -47,7 +47,7 @@ pub(super) fn send_signal(task: &Task, [fd, number, info, flags, ..]: Args) -> R
         if sent.signal != task.space.get::<u32>(info)? {
             return Err(Errno::INVAL);
         }
-        if sent.code >= 0 && process.pid != own.pid {
+        if (sent.code >= 0 || sent.code == linux::SI_TKILL) && process.pid != own.pid {
             return Err(Errno::PERM);
         }
         sent
@@ -70,9 +70,7 @@ pub(super) fn send_signal(task: &Task, [fd, number, info, flags, ..]: Args) -> R
 /// Checks that the caller may look into a process, as a debugger may.
 fn check_inspection(task: &Task, process: &Process) -> Result<()> {
     let (own, other) = (task.credentials(), process.credentials());
-    let is_same = other.users.has(own.users.real)
-        && other.users.effective == own.users.real
-        && other.groups.effective == own.groups.real;
+    let is_same = own.owns_all_ids_of(&other);
     let is_less = other.permitted & !own.permitted == 0;
     if process.pid == task.thread.process.pid || is_same && is_less {
         Ok(())
@@ -132,5 +130,8 @@ pub(super) fn copy(task: &Task, [pid, own, own_count, other, other_count, flags]
         here = (here.0 + count, here.1 - count);
         there = (there.0 + count, there.1 - count);
         done += count;
+        if task.thread.is_ending() {
+            return Ok(done);
+        }
     }
 }

@@ -174,7 +174,7 @@ async fn receive(task: &mut Task, opened: &Opened, ranges: &Ranges, flags: u32) 
     let is_stream = socket.style == Style::Stream;
     let all = size(ranges);
     let timeout = socket.options().receive_timeout;
-    let mut done = 0;
+    let (mut done, mut last) = (0, empty());
     loop {
         let most = (all - done).min(if is_stream { CHUNK } else { u64::MAX }) as usize;
         let look = || socket.receive(most, peeks);
@@ -185,7 +185,7 @@ async fn receive(task: &mut Task, opened: &Opened, ranges: &Ranges, flags: u32) 
             result => result,
         };
         let received = match received {
-            Err(_) if done > 0 => return Ok(Incoming { bytes: done, last: empty(), files: Vec::new() }),
+            Err(_) if done > 0 => return Ok(Incoming { bytes: done, last, files: Vec::new() }),
             received => received?,
         };
         scatter(task, ranges, done, &received.bytes)?;
@@ -193,10 +193,14 @@ async fn receive(task: &mut Task, opened: &Opened, ranges: &Ranges, flags: u32) 
         let is_end = received.full == 0 || !received.files.is_empty();
         let wants_more = is_stream && !peeks && done < all && !is_end;
         let has_all = received.bytes.len() < most && flags & net::MSG_WAITALL == 0;
+        let mut received = received;
+        let files = core::mem::take(&mut received.files);
+        // At the end, those are told of that came before it.
+        if received.full > 0 || done == 0 {
+            last = Received { bytes: Vec::new(), ..received };
+        }
         if !wants_more || has_all {
-            let mut received = received;
-            let files = core::mem::take(&mut received.files);
-            return Ok(Incoming { bytes: done, last: received, files });
+            return Ok(Incoming { bytes: done, last, files });
         }
     }
 }

@@ -393,6 +393,12 @@ impl Task {
         self.files().lock().add(file, closes_at_exec, 0, limit).map(u64::from)
     }
 
+    /// Checks that there may be another descriptor.
+    fn check_descriptors(&self) -> Result<()> {
+        let limit = self.thread.process.limit(linux::RLIMIT_NOFILE);
+        self.files().lock().free(0, limit).map(drop)
+    }
+
     /// The credentials of the process.
     fn credentials(&self) -> Arc<Credentials> {
         self.thread.process.credentials()

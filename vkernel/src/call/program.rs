@@ -33,6 +33,8 @@ const ANYWHERE: u64 = 0x15_5555_4000;
 const LOADER: u64 = 0x2a_aaaa_a000;
 /// The most bytes of arguments and environment.
 const MOST_STRINGS: usize = 2 << 20;
+/// The most strings of each kind.
+const MOST_IN_LIST: usize = 64 << 10;
 /// The most scripts that name each other.
 const MOST_SCRIPTS: usize = 4;
 
@@ -349,7 +351,7 @@ fn strings(task: &Task, at: u64, all: &mut usize) -> Result<Vec<Vec<u8>>> {
         }
         let bytes = task.space.get_bytes_until_zero(string, MOST_STRINGS)?;
         *all += bytes.len() + 9;
-        if *all > MOST_STRINGS {
+        if *all > MOST_STRINGS || found.len() == MOST_IN_LIST {
             return Err(Errno::TOOBIG);
         }
         found.push(bytes);

@@ -14,7 +14,10 @@ fn process_of(task: &Task, tid: u64) -> Result<Arc<Process>> {
     match tid as i32 {
         0 => Ok(Arc::clone(&task.thread.process)),
         tid if tid < 0 => Err(Errno::INVAL),
-        tid => process::find_thread(tid as u32).map(|thread| Arc::clone(&thread.process)).ok_or(Errno::SRCH),
+        // The first process has no thread.
+        tid => process::find(tid as u32)
+            .or_else(|| Some(Arc::clone(&process::find_thread(tid as u32)?.process)))
+            .ok_or(Errno::SRCH),
     }
 }
 

@@ -63,7 +63,9 @@ pub(super) async fn attempt<T>(
 
 /// Reads the address that the program names.
 pub(super) fn read_address(task: &Task, at: u64, bytes: u64, family: Family) -> Result<Address> {
-    if bytes as i32 as u64 > MOST_ADDRESS || (bytes as i32) < 0 {
+    // An `int`: what is above it does not count.
+    let bytes = u64::from(bytes as u32);
+    if bytes > MOST_ADDRESS {
         return Err(Errno::INVAL);
     }
     let mut buffer = vec![0; bytes as usize];
@@ -258,6 +260,8 @@ pub(super) async fn accept(task: &mut Task, [fd, at, length, flags, ..]: Args) -
     if !socket.connects() {
         return Err(Errno::OPNOTSUPP);
     }
+    // A connection that has no place stays in the queue.
+    task.check_descriptors()?;
     let accepted = match socket.accept() {
         Err(Errno::AGAIN) if !file.is_nonblocking() => {
             let timeout = socket.options().receive_timeout;

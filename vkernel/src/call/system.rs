@@ -7,7 +7,7 @@ use crate::memory::frames;
 use crate::memory::user::zeroed;
 use crate::sync::Mutex;
 use crate::task::Task;
-use crate::task::credentials::{ALL, Capability, Credentials, Ids};
+use crate::task::credentials::{ALL, Capability, Credentials};
 use crate::task::process;
 use crate::task::timers::{self, SECOND};
 use alloc::vec::Vec;
@@ -74,13 +74,14 @@ pub(super) fn random(task: &Task, [to, bytes, flags, ..]: Args) -> Result<u64> {
     Ok(done)
 }
 
+/// The most that a process's limit of descriptors can be.
+const MOST_DESCRIPTORS: u64 = 64 << 10;
+
 pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64> {
     let process = task.process(pid)?;
     if process.pid != task.thread.process.pid {
         let (own, other) = (task.credentials(), process.credentials());
-        let (users, groups) = (Ids { fs: 0, ..other.users }, Ids { fs: 0, ..other.groups });
-        let same = |ids: Ids, id: u32| ids == Ids { real: id, effective: id, saved: id, fs: 0 };
-        if !same(users, own.users.real) || !same(groups, own.groups.real) {
+        if !own.owns_all_ids_of(&other) {
             own.need(Capability::SysResource)?;
         }
     }
@@ -93,6 +94,9 @@ pub(super) fn limit(task: &Task, [pid, kind, new, old, ..]: Args) -> Result<u64>
         }
         if hard > before.1 {
             task.need(Capability::SysResource)?;
+        }
+        if kind == linux::RLIMIT_NOFILE as usize && hard > MOST_DESCRIPTORS {
+            return Err(Errno::PERM);
         }
         process.limits.lock()[kind] = (soft, hard);
     }

@@ -108,7 +108,8 @@ pub(super) fn create(task: &Task, [clock, event, to, ..]: Args) -> Result<u64> {
             return Err(Errno::INVAL);
         }
         match notify {
-            linux::SIGEV_NONE | linux::SIGEV_SIGNAL => {}
+            // A thread is started by the C library, which is told by a signal.
+            linux::SIGEV_NONE | linux::SIGEV_SIGNAL | linux::SIGEV_THREAD => {}
             linux::SIGEV_THREAD_ID => {
                 let found = process.threads.lock().get(&tid).cloned().ok_or(Errno::INVAL)?;
                 thread = Some(Arc::downgrade(&found));

@@ -4,8 +4,8 @@ use super::{Args, message};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::{Content, OpenFile};
 use crate::fs::{IN, OUT};
-use crate::task::Task;
 use crate::task::signal::{Info, number, send_to_thread};
+use crate::task::{Task, executor};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -58,7 +58,7 @@ fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
             let count = file.read_now(&mut buffer[..most])?;
             task.space.put_bytes(at + done, &buffer[..count]).map(|()| count as u64)
         });
-        if !add(&mut done, most as u64, moved)? || done == bytes {
+        if !add(&mut done, most as u64, moved)? || done == bytes || task.thread.is_ending() {
             return Ok(done);
         }
     }
@@ -73,7 +73,7 @@ fn read_node(task: &Task, node: &dyn crate::fs::Node, offset: u64, at: u64, byte
         let moved = node
             .read_at(offset + done, &mut buffer[..most])
             .and_then(|count| task.space.put_bytes(at + done, &buffer[..count]).map(|()| count as u64));
-        if !add(&mut done, most as u64, moved)? || done == bytes {
+        if !add(&mut done, most as u64, moved)? || done == bytes || task.thread.is_ending() {
             return Ok(done);
         }
     }
@@ -87,7 +87,7 @@ fn write_from(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> 
     loop {
         let most = buffer.len().min((bytes - done) as usize);
         let moved = task.space.get_bytes(at + done, &mut buffer[..most]).and_then(|()| file.write_now(&buffer[..most]));
-        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes {
+        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes || task.thread.is_ending() {
             return Ok(done);
         }
     }
@@ -143,6 +143,13 @@ async fn read_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64) -
     }
 }
 
+/// Waits until there is room for more. A file may have too little of it for what is to be written: others run before the next try.
+async fn wait_for_room(task: &Task, file: &OpenFile) -> Result<()> {
+    file.wait(&task.thread, OUT).await?;
+    executor::yield_now().await;
+    if task.thread.has_work() { Err(Errno::RESTART) } else { Ok(()) }
+}
+
 async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, mut done: u64) -> Result<u64> {
     let bytes = bytes.min(MOST);
     loop {
@@ -152,9 +159,9 @@ async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, 
                 if done >= bytes || file.is_nonblocking() || file.stream().is_none() {
                     return Ok(done);
                 }
-                file.wait(&task.thread, OUT).await
+                wait_for_room(task, file).await
             }
-            Err(Errno::AGAIN) => file.wait(&task.thread, OUT).await,
+            Err(Errno::AGAIN) => wait_for_room(task, file).await,
             Err(why) => Err(why),
         };
         match result {
@@ -191,7 +198,13 @@ pub(super) fn vectors(task: &Task, a: Args) -> Result<Vec<(u64, u64)>> {
     let words = task.space.get_all::<[u64; 2]>(a[1], a[2] as usize)?;
     let all = words.iter().try_fold(0u64, |all, [_, bytes]| all.checked_add(*bytes));
     all.filter(|all| *all <= i64::MAX as u64).ok_or(Errno::INVAL)?;
-    Ok(words.into_iter().map(|[at, bytes]| (at, bytes)).collect())
+    let mut left = MOST;
+    let part = |[at, bytes]: [u64; 2]| {
+        let bytes = bytes.min(left);
+        left -= bytes;
+        (at, bytes)
+    };
+    Ok(words.into_iter().map(part).collect())
 }
 
 /// Handles `preadv2` and `pwritev2`: an offset of -1 is the file's own.
@@ -268,7 +281,7 @@ fn write_node(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) ->
         let most = buffer.len().min((bytes - done) as usize);
         let copied = task.space.get_bytes(at + done, &mut buffer[..most]);
         let moved = copied.and_then(|()| node.write_at(offset + done, &buffer[..most]));
-        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes {
+        if !add(&mut done, most as u64, moved.map(|count| count as u64))? || done == bytes || task.thread.is_ending() {
             return Ok(done);
         }
     }
@@ -323,7 +336,7 @@ pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
             match to.write_now(&buffer[sent..count]) {
                 Ok(more) => sent += more,
                 Err(Errno::AGAIN) if !to.is_nonblocking() => {
-                    if to.wait(&task.thread, OUT).await.is_err() {
+                    if wait_for_room(task, &to).await.is_err() {
                         (offset, done) = (offset + sent as u64, done + sent as u64);
                         break 'all;
                     }

@@ -107,11 +107,18 @@ pub(super) async fn waitid(task: &mut Task, [kind, id, to, options, ..]: Args) -
         linux::P_PGID => Which::Group(id as u32),
         _ => return Err(Errno::INVAL),
     };
-    let options = options as u32;
+    let mut options = options as u32;
+    let is_nonblocking = kind as u32 == linux::P_PIDFD && task.file(id)?.is_nonblocking();
+    if is_nonblocking {
+        options |= linux::WNOHANG;
+    }
     if options & (linux::WEXITED | linux::WUNTRACED | linux::WCONTINUED) == 0 {
         return Err(Errno::INVAL);
     }
     let found = wait(task, which, options, options & linux::WNOWAIT != 0).await?;
+    if is_nonblocking && found.is_none() {
+        return Err(Errno::AGAIN);
+    }
     if to != 0 {
         let bytes = match found {
             None => [0; 128],

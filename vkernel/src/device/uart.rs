@@ -3,9 +3,8 @@
 #![expect(unsafe_code, reason = "a device's registers")]
 
 use crate::machine::direct;
-use crate::sync::Once;
+use crate::sync::{Mutex, Once};
 use crate::terminal;
-use core::sync::atomic::{AtomicBool, Ordering};
 use metal::mmio::{read8, write8};
 
 const RBR: u64 = 0;
@@ -18,8 +17,8 @@ const LSR_READY: u8 = 1;
 
 /// The address of its registers.
 static AT: Once<u64> = Once::new();
-/// Set while it must not interrupt, because the terminal has no room.
-static IS_HELD: AtomicBool = AtomicBool::new(false);
+/// Set while it must not interrupt, because the terminal has no room. The register is written under this lock.
+static IS_HELD: Mutex<bool> = Mutex::new(false);
 
 /// Uses the device at a physical address.
 pub fn start(at: u64) {
@@ -45,21 +44,31 @@ pub fn receive() {
         let Some(byte) = byte else { return };
         terminal::input(&[byte]);
     }
-    hold(at, true);
+    hold(at);
 }
 
 /// Goes on if the terminal has room again.
 pub fn go_on() {
-    if IS_HELD.load(Ordering::SeqCst)
-        && terminal::has_room()
-        && let Some(&at) = AT.get()
-    {
-        hold(at, false);
+    if let Some(&at) = AT.get() {
+        let mut is_held = IS_HELD.lock();
+        if *is_held && terminal::has_room() {
+            allow(at, &mut is_held, true);
+        }
     }
 }
 
-fn hold(at: u64, held: bool) {
-    IS_HELD.store(held, Ordering::SeqCst);
+/// Keeps it from interrupting as long as the terminal has no room.
+fn hold(at: u64) {
+    let mut is_held = IS_HELD.lock();
+    allow(at, &mut is_held, false);
+    // A reader may have made room before the lock was taken.
+    if terminal::has_room() {
+        allow(at, &mut is_held, true);
+    }
+}
+
+fn allow(at: u64, is_held: &mut bool, interrupts: bool) {
+    *is_held = !interrupts;
     // SAFETY: as above.
-    unsafe { write8(at + IER, if held { 0 } else { IER_RECEIVED }) };
+    unsafe { write8(at + IER, if interrupts { IER_RECEIVED } else { 0 }) };
 }

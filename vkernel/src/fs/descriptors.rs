@@ -228,12 +228,18 @@ impl Descriptors {
     /// # Errors
     /// `EMFILE` if that would not be below `limit`.
     pub fn add(&mut self, file: Arc<OpenFile>, closes_at_exec: bool, least: u32, limit: u64) -> Result<u32> {
+        let free = self.free(least, limit)?;
+        self.set(free, file, closes_at_exec);
+        Ok(free)
+    }
+
+    /// Returns the lowest descriptor, from one on, that is free.
+    ///
+    /// # Errors
+    /// `EMFILE` if all below the limit are in use.
+    pub fn free(&self, least: u32, limit: u64) -> Result<u32> {
         let free = (least as usize..).find(|fd| self.0.get(*fd).is_none_or(Option::is_none)).ok_or(Errno::MFILE)?;
-        if free as u64 >= limit {
-            return Err(Errno::MFILE);
-        }
-        self.set(free as u32, file, closes_at_exec);
-        Ok(free as u32)
+        if (free as u64) < limit { Ok(free as u32) } else { Err(Errno::MFILE) }
     }
 
     /// Gives a file a descriptor, in place of what that had.

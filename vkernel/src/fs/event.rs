@@ -4,6 +4,7 @@ use super::descriptors::OpenFile;
 use super::{ERR, HUP, IN, Kind, OUT, Ready, Status, Stream, new_id};
 use crate::errno::{Errno, Result};
 use crate::sync::Mutex;
+use crate::task::alarm::Alarm;
 use crate::task::timers;
 use crate::task::wait::WaitQueue;
 use alloc::collections::BTreeMap;
@@ -87,7 +88,14 @@ pub struct Timer {
     /// True if the clock is the time of day.
     pub is_real_time: bool,
     changed: WaitQueue,
+    alarm: Arc<Alarm>,
     own: Weak<Timer>,
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.alarm.stop();
+    }
 }
 
 impl Timer {
@@ -99,6 +107,7 @@ impl Timer {
             state: Mutex::default(),
             is_real_time,
             changed: WaitQueue::new(),
+            alarm: Arc::default(),
             own: own.clone(),
         })
     }
@@ -108,15 +117,14 @@ impl Timer {
         let before = self.left();
         *self.state.lock() = (at, interval);
         self.changed.wake();
-        if at != 0 {
-            let own = self.own.clone();
-            crate::task::executor::spawn(async move {
-                timers::sleep_until(at).await;
-                if let Some(timer) = own.upgrade() {
-                    timer.changed.wake();
-                }
-            });
-        }
+        let own = self.own.clone();
+        self.alarm.set(at, move || {
+            if let Some(timer) = own.upgrade() {
+                timer.changed.wake();
+            }
+            // Until it is read.
+            0
+        });
         before
     }
 

@@ -198,7 +198,11 @@ impl Request {
     /// `ENOLCK` if the rest would be more locks than there may be.
     pub fn release(&self) -> Result<()> {
         let mut table = TABLE.lock();
-        if COUNT.load(Ordering::Relaxed) >= MOST && self.lock.last - self.lock.first < Lock::END {
+        // Only the middle of a lock leaves more of them.
+        let is_middle =
+            |held: &Lock| held.owner == self.lock.owner && held.first < self.lock.first && held.last > self.lock.last;
+        let splits = table.files.get(&self.key).is_some_and(|held| held.0.iter().any(is_middle));
+        if splits && COUNT.load(Ordering::Relaxed) >= MOST {
             return Err(Errno::NOLCK);
         }
         self.change(&mut table, |held| held.clear(&self.lock));

@@ -301,7 +301,9 @@ impl Socket {
         let result = {
             let mut server = to.inner.lock();
             let (address, options, peer) = (server.address.clone(), server.options, server.peer);
+            let is_closed = server.is_read_closed;
             match &mut server.role {
+                _ if is_closed => Err(Errno::CONNREFUSED),
                 Role::Listening { most, queue } if queue.len() <= *most => {
                     let mut inner = other.inner.lock();
                     inner.role = Role::Connected(Arc::downgrade(self));
@@ -366,9 +368,13 @@ impl Socket {
     /// # Errors
     /// `EINVAL` if it does not listen; `EAGAIN`.
     pub fn accept(&self) -> Result<Arc<Self>> {
-        let accepted = match &mut self.inner.lock().role {
-            Role::Listening { queue, .. } => queue.pop_front().ok_or(Errno::AGAIN)?,
-            _ => return Err(Errno::INVAL),
+        let accepted = {
+            let mut inner = self.inner.lock();
+            let none = if inner.is_read_closed { Errno::INVAL } else { Errno::AGAIN };
+            match &mut inner.role {
+                Role::Listening { queue, .. } => queue.pop_front().ok_or(none)?,
+                _ => return Err(Errno::INVAL),
+            }
         };
         self.changed.wake();
         Ok(accepted)
@@ -393,7 +399,8 @@ impl Socket {
             {
                 let mut inner = peer.inner.lock();
                 inner.is_read_closed |= writes;
-                inner.is_write_closed |= reads;
+                // What comes for the closed side of a connection of the Internet's is lost there.
+                inner.is_write_closed |= reads && self.family == Family::Local;
             }
             peer.changed.wake();
         }
@@ -442,7 +449,8 @@ impl Stream for Socket {
                 peer.changed.add(waker);
             }
             let waiting = peer.inner.lock().bytes;
-            waiting + 2 * OVERHEAD < room
+            // A message needs room for all of it: as on Linux, there is room while three quarters are free.
+            if self.style == Style::Stream { waiting + 2 * OVERHEAD < room } else { 4 * waiting <= room }
         });
         ready | if has_room { OUT } else { 0 }
     }
@@ -476,6 +484,8 @@ impl Drop for Socket {
         if let Some(name) = &inner.name {
             address::unbind(name);
         }
+        // Those that wait for room here, or to be accepted.
+        self.changed.wake();
         let Role::Connected(peer) = &inner.role else { return };
         let Some(peer) = peer.upgrade().filter(|_| self.style != Style::Datagram) else { return };
         {
@@ -486,7 +496,6 @@ impl Drop for Socket {
             }
         }
         peer.changed.wake();
-        self.changed.wake();
     }
 }
 

@@ -211,6 +211,12 @@ pub fn free_and_all() -> (usize, usize) {
     (frames().free.load(Ordering::Relaxed), frames().usable)
 }
 
+/// Returns the bytes of all frames that were free at the start; without a bound where frames are not known.
+#[must_use]
+pub fn bytes() -> usize {
+    FRAMES.get().map_or(usize::MAX, |frames| frames.usable * PAGE)
+}
+
 /// Returns whether the kernel itself may soon be without memory. Calls that make something fail then.
 #[must_use]
 pub fn is_short() -> bool {

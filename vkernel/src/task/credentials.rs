@@ -274,6 +274,13 @@ impl Credentials {
         Ok(())
     }
 
+    /// Returns whether the real, effective and saved ids of other credentials, of the user and of the group, are all the real ones of these.
+    #[must_use]
+    pub fn owns_all_ids_of(&self, other: &Self) -> bool {
+        let are = |ids: Ids, id: u32| [ids.real, ids.effective, ids.saved] == [id; 3];
+        are(other.users, self.users.real) && are(other.groups, self.groups.real)
+    }
+
     /// Returns the credentials of a program that begins, by its file. The second value is true if they are more than the caller's.
     #[must_use]
     pub fn for_program(&self, file: &Status) -> (Self, bool) {
@@ -294,6 +301,9 @@ impl Credentials {
         new.keeps_capabilities = false;
         let is_root = new.users.effective == 0 || new.users.real == 0;
         new.permitted = if is_root { new.inheritable | new.bounding } else { 0 };
+        if self.gets_no_more {
+            new.permitted &= self.permitted;
+        }
         new.effective = if new.users.effective == 0 { new.permitted } else { 0 };
         let is_more = new.users.effective != self.users.real || new.groups.effective != self.groups.real;
         (new, is_more)

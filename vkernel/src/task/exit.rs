@@ -48,6 +48,7 @@ fn process_ends(process: &Arc<Process>) {
     process.release();
     process.set_dead();
     crate::call::delete_timers(process);
+    process.alarm.stop();
     process.moves.wake();
     let kernel = process::find(process::KERNEL);
     let orphans = core::mem::take(&mut *process.children.lock());

@@ -4,6 +4,7 @@
 //! has to wait is a future that is pending, so a thread that waits has no stack. The kernel runs with interrupts off and is never preempted:
 //! programs are.
 
+pub mod alarm;
 pub mod credentials;
 pub mod executor;
 pub mod exit;

@@ -1,5 +1,6 @@
 //! Processes and threads, and the table of all processes.
 
+use super::alarm::Alarm;
 use super::credentials::Credentials;
 use super::schedule::Schedule;
 use super::signal::{Action, Actions, AltStack, Info, LAST, Pending, UNBLOCKABLE, number};
@@ -134,6 +135,8 @@ pub struct Process {
     pub child_ticks: AtomicU64,
     /// The real-time interval timer: the moment, and the interval, in nanoseconds; 0 is off.
     pub interval: Mutex<(u64, u64)>,
+    /// The alarm of that timer.
+    pub alarm: Arc<Alarm>,
     /// Set by the first `execve`: then `setpgid` of the parent is refused.
     pub has_executed: AtomicBool,
 }
@@ -289,6 +292,7 @@ impl Process {
             ticks: AtomicU64::new(0),
             child_ticks: AtomicU64::new(0),
             interval: Mutex::default(),
+            alarm: Arc::default(),
             has_executed: AtomicBool::new(false),
         })
     }
@@ -409,7 +413,8 @@ impl Process {
             Change::Ended(_) => self.exit_signal.load(Ordering::Relaxed),
             _ => number::CHLD,
         };
-        if signal != 0 && parent.pid != KERNEL {
+        // A number that is no signal's is sent to nobody.
+        if (1..=super::signal::LAST).contains(&signal) && parent.pid != KERNEL {
             super::signal::send(&parent, Info { signal, ..self.info(change) });
         }
         parent.child_changed.wake();

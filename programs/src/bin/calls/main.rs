@@ -60,6 +60,10 @@ mod number {
     pub const SHUTDOWN: usize = 210;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
+    pub const EXIT: usize = 93;
+    pub const SETITIMER: usize = 103;
+    pub const CLONE: usize = 220;
+    pub const WAIT: usize = 260;
     pub const RENAME: usize = 276;
     pub const ACCESS2: usize = 439;
 }
@@ -150,7 +154,25 @@ fn main(_: Args) -> Result<(), Failure> {
     sockets::local()?;
     sockets::internet()?;
     events()?;
+    odd_numbers();
     wrong()
+}
+
+/// A child whose end is told by a number that is no signal's, and a timer that is set many times.
+fn odd_numbers() {
+    const ALL: usize = 0x4000_0000;
+    let child = call(number::CLONE, [0xff, 0, 0, 0, 0, 0]);
+    if child == 0 {
+        call(number::EXIT, [3, 0, 0, 0, 0, 0]);
+    }
+    let mut status = 0u32;
+    let ended = call(number::WAIT, [child.max(0).cast_unsigned(), out(&mut status), ALL, 0, 0, 0]);
+    line(format_args!("the child's end: {} {status:#x}", ended == child));
+    for seconds in (1000..21_000u64).rev() {
+        must(number::SETITIMER, &[0, at(&[0, 0, seconds, 0]), 0]);
+    }
+    must(number::SETITIMER, &[0, at(&[0u64; 4]), 0]);
+    line(format_args!("a timer that is set often"));
 }
 
 fn show_users(what: &str) {

@@ -101,6 +101,12 @@ pub fn pairs() -> Result<(), Failure> {
         close(b);
     }
     large_messages();
+    // A stream has no empty messages, and a message socket no room for all that is sent to it.
+    let [a, b] = pair(STREAM);
+    send("nothing on a stream", a, b"", 0);
+    receive("nothing on a stream", b, 60, DONTWAIT);
+    close(a);
+    close(b);
     files_by_message()?;
     circles();
     // A writer waits for room, and a reader for bytes.
@@ -237,6 +243,14 @@ pub fn local() -> Result<(), Failure> {
         let (mut peer, mut length) = ([0u32; 3], 12u32);
         must(number::GETSOCKOPT, &[client, 1, 17, out(&mut peer), out(&mut length)]);
         line(format_args!("peer is me: {} {:?}", peer[0] as usize == must(number::GETPID, &[]), &peer[1..]));
+        // A length is an int, whatever is above it in the register.
+        show("length with more above it", number::CONNECT, &[client, at(&address.0), address.1 | 1 << 40]);
+        show("negative length", number::CONNECT, &[client, at(&address.0), 1 << 31 | 1 << 63]);
+        show("shutdown of one that listens", number::SHUTDOWN, &[server, 2]);
+        show("accept behind it", number::ACCEPT, &[server, 0, 0]);
+        let refused = must(number::SOCKET, &[1, STREAM, 0]);
+        with_address("connect behind it", number::CONNECT, refused, &address);
+        close(refused);
         [server, client, accepted, datagram].into_iter().for_each(close);
         let late = must(number::SOCKET, &[1, STREAM, 0]);
         with_address("nothing listens", number::CONNECT, late, &address);

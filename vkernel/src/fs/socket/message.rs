@@ -5,12 +5,15 @@ use super::flight::Files;
 use super::{Inner, Role, Sender, Socket, Style};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::OpenFile;
+use crate::memory::frames;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// A message that waits to be received.
 #[derive(Debug)]
 pub struct Message {
+    charge: Charge,
     pub(super) bytes: Vec<u8>,
     /// Bytes that were received already, of a stream.
     pub(super) done: usize,
@@ -39,6 +42,43 @@ pub struct Received {
     pub sender: Sender,
 }
 
+/// Bytes of all messages that wait, with their overhead.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// A part of [`WAITING`]. All sockets together may have one part in [`Charge::PART`] of the memory.
+#[derive(Debug)]
+struct Charge(usize);
+
+impl Charge {
+    const PART: usize = 16;
+
+    /// # Errors
+    /// `ENOBUFS` if too much waits.
+    fn new(bytes: usize) -> Result<Self> {
+        let mut charge = Self(0);
+        charge.add(bytes)?;
+        Ok(charge)
+    }
+
+    /// # Errors
+    /// As above; then it stays as it was.
+    fn add(&mut self, bytes: usize) -> Result<()> {
+        let waiting = WAITING.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if waiting > frames::bytes() / Self::PART {
+            WAITING.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(Errno::NOBUFS);
+        }
+        self.0 += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
 impl Socket {
     /// Returns the socket that it sends to.
     ///
@@ -62,6 +102,7 @@ impl Socket {
                     Err(Errno::CONNREFUSED)
                 }
             },
+            _ if self.connects() && self.family != Family::Local => Err(Errno::PIPE),
             _ if self.connects() || self.family == Family::Local => Err(Errno::NOTCONN),
             _ => Err(Errno::DESTADDRREQ),
         }
@@ -97,7 +138,7 @@ impl Socket {
         if !has_room {
             return Err(Errno::AGAIN);
         }
-        if joins && bytes.is_empty() && !files.are_there() {
+        if joins && bytes.is_empty() {
             return Ok(0);
         }
         let is_alone = files.are_there();
@@ -109,12 +150,15 @@ impl Socket {
                     && last.sender == sender
                     && last.bytes.len() + count <= MOST_JOINED =>
             {
+                last.charge.add(count)?;
                 last.bytes.extend_from_slice(&bytes[..count]);
                 inner.bytes += count;
             }
             _ => {
+                let charge = Charge::new(count + OVERHEAD)?;
                 let files = core::mem::take(files);
-                inner.received.push_back(Message { bytes: bytes[..count].to_vec(), done: 0, from, files, sender });
+                let bytes = bytes[..count].to_vec();
+                inner.received.push_back(Message { charge, bytes, done: 0, from, files, sender });
                 inner.bytes += count + OVERHEAD;
             }
         }
@@ -185,6 +229,7 @@ impl Socket {
                     // Files come with the first byte.
                     let files = core::mem::take(&mut message.files);
                     taken.push(Message {
+                        charge: Charge(0),
                         bytes: Vec::new(),
                         done: 0,
                         from: Address::Unnamed,
