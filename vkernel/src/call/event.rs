@@ -205,17 +205,28 @@ pub(super) fn control(task: &Task, [set, operation, fd, event, ..]: Args) -> Res
     events.control(operation as u32, fd as u32, &file, wanted, data).map(|()| 0)
 }
 
-pub(super) async fn wait(task: &mut Task, [set, to, most, timeout, mask, mask_bytes]: Args) -> Result<u64> {
+/// Handles `epoll_pwait`, whose limit of time is milliseconds.
+pub(super) async fn wait(task: &mut Task, a: Args) -> Result<u64> {
+    let deadline = match a[3] as i32 {
+        0 => Some(0),
+        timeout if timeout < 0 => None,
+        timeout => Some(timers::now() + timeout as u64 * 1_000_000),
+    };
+    wait_until(task, a, deadline).await
+}
+
+/// Handles `epoll_pwait2`, whose limit of time is a `timespec`.
+pub(super) async fn wait_precisely(task: &mut Task, a: Args) -> Result<u64> {
+    let deadline = until(task, a[3])?;
+    wait_until(task, a, deadline).await
+}
+
+async fn wait_until(task: &mut Task, [set, to, most, _, mask, mask_bytes]: Args, deadline: Option<u64>) -> Result<u64> {
     let set = task.file(set)?;
     let events = set.stream().and_then(|stream| stream.as_events()).ok_or(Errno::INVAL)?;
     if most as i32 <= 0 {
         return Err(Errno::INVAL);
     }
-    let deadline = match timeout as i32 {
-        0 => Some(0),
-        timeout if timeout < 0 => None,
-        timeout => Some(timers::now() + timeout as u64 * 1_000_000),
-    };
     let mask = optional_mask(task, mask, mask_bytes)?;
     let most = (most as usize).min(1024);
     let found: Option<Vec<Event>> = watch(task, deadline, mask, |waker| {

@@ -342,6 +342,7 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_ppoll => Box::pin(event::poll(task, a)).await,
         linux::__NR_pselect6 => Box::pin(event::select(task, a)).await,
         linux::__NR_epoll_pwait => Box::pin(event::wait(task, a)).await,
+        linux::__NR_epoll_pwait2 => Box::pin(event::wait_precisely(task, a)).await,
         linux::__NR_rt_sigsuspend => Box::pin(signal::suspend(task, a)).await,
         linux::__NR_rt_sigtimedwait => Box::pin(signal::timed_wait(task, a)).await,
         linux::__NR_nanosleep => clock::sleep(task, [u64::from(linux::CLOCK_MONOTONIC), 0, a[0], a[1], 0, 0]).await,

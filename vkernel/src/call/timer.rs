@@ -43,8 +43,8 @@ impl Timer {
         (if state.at == 0 { 0 } else { state.at.saturating_sub(timers::now()).max(1) }, state.interval)
     }
 
-    /// Records that the timer has expired, if it has. Returns the signal to send.
-    fn expire(&self) -> Option<Info> {
+    /// Records that the timer has expired, if it has. Returns the signal to send, unless it `is_pending`: then that counts one more.
+    fn expire(&self, is_pending: bool) -> Option<Info> {
         let mut state = self.state.lock();
         let now = timers::now();
         if state.at == 0 || now < state.at {
@@ -53,6 +53,10 @@ impl Timer {
         let more = (now - state.at).checked_div(state.interval).unwrap_or(0);
         let next = state.at.saturating_add((more + 1).saturating_mul(state.interval));
         state.at = if state.interval == 0 { 0 } else { next.max(now + timers::LEAST_INTERVAL) };
+        if is_pending {
+            state.overrun = state.overrun.saturating_add(more + 1);
+            return None;
+        }
         state.overrun = more;
         self.signal.map(|info| Info { pid: self.number, uid: more.min(i32::MAX as u64) as u32, ..info })
     }
@@ -71,15 +75,20 @@ async fn run(timer: Arc<Timer>, process: Weak<Process>) {
         };
         before(Some(state.at).filter(|at| *at != 0), timer.changed.until(differs)).await;
         let Some(process) = process.upgrade() else { return };
-        if let Some(info) = timer.expire() {
-            match &timer.thread {
-                None => signal::send(&process, info),
-                Some(thread) => {
-                    if let Some(thread) = thread.upgrade() {
-                        signal::send_to_thread(&thread, info);
-                    }
+        let thread = timer.thread.as_ref().map(Weak::upgrade);
+        match thread {
+            None => {
+                if let Some(info) = timer.expire(process.pending.has_timer(timer.number)) {
+                    signal::send(&process, info);
                 }
             }
+            Some(Some(thread)) => {
+                if let Some(info) = timer.expire(thread.pending.has_timer(timer.number)) {
+                    signal::send_to_thread(&thread, info);
+                }
+            }
+            // The thread has ended.
+            Some(None) => drop(timer.expire(false)),
         }
     }
 }

@@ -176,6 +176,12 @@ impl Pending {
         self.bits.fetch_or(bit(info.signal), Ordering::SeqCst);
     }
 
+    /// Returns whether a signal of that timer's is pending.
+    pub fn has_timer(&self, number: u32) -> bool {
+        let infos = self.infos.lock();
+        infos.iter().any(|info| info.code == linux::SI_TIMER && info.pid == number)
+    }
+
     /// Takes a signal of a set: one of a fault first, then the least number.
     pub fn take(&self, set: u64) -> Option<Info> {
         let mut infos = self.infos.lock();

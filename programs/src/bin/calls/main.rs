@@ -60,6 +60,8 @@ mod number {
     pub const SHUTDOWN: usize = 210;
     pub const SENDMSG: usize = 211;
     pub const RECVMSG: usize = 212;
+    pub const EPOLL_CREATE: usize = 20;
+    pub const EPOLL_WAIT2: usize = 441;
     pub const EXIT: usize = 93;
     pub const SETITIMER: usize = 103;
     pub const CLONE: usize = 220;
@@ -165,6 +167,10 @@ fn odd_numbers() {
     if child == 0 {
         call(number::EXIT, [3, 0, 0, 0, 0, 0]);
     }
+    let (set, mut found) = (must(number::EPOLL_CREATE, &[0]), [0u64; 2]);
+    show("a wait by nanoseconds", number::EPOLL_WAIT2, &[set, out(&mut found), 1, at(&[0u64, 1_000_000]), 0, 8]);
+    show("none", number::EPOLL_WAIT2, &[set, out(&mut found), 1, at(&[0u64, 2_000_000_000]), 0, 8]);
+    close(set);
     let mut status = 0u32;
     let ended = call(number::WAIT, [child.max(0).cast_unsigned(), out(&mut status), ALL, 0, 0, 0]);
     line(format_args!("the child's end: {} {status:#x}", ended == child));
