@@ -38,15 +38,31 @@ fn run_with(mut command: Command, input: &[u8]) -> Output {
     output
 }
 
-#[test]
-fn programs_do_the_same_as_on_linux_in_every_way() {
+/// Returns what commands print on Debian's kernel: `commands` in its shell, with further options.
+fn on_linux(options: &[&str], commands: &str) -> String {
     let linux = Command::new(env!("CARGO_BIN_EXE_gnomon"))
-        .args(["run", "--control", "off", "--timeout", "200", "--exec", PROGRAMS])
+        .args(["run", "--control", "off", "--timeout", "200"])
+        .args(options)
+        .args(["--exec", commands])
         .stdin(Stdio::null())
         .output()
         .expect("the command");
     assert!(linux.status.success(), "{}", said(&linux));
-    let expected = String::from_utf8_lossy(&linux.stdout).into_owned();
+    String::from_utf8_lossy(&linux.stdout).into_owned()
+}
+
+/// Checks that a program prints that on the vkernel.
+fn prints(expected: &str, options: &[&str], program: &[&str]) {
+    let output = exec(options, program).output().expect("the command");
+    let found = String::from_utf8_lossy(&output.stdout);
+    let differs: Vec<_> = expected.lines().zip(found.lines()).filter(|(one, other)| one != other).take(9).collect();
+    assert!(found == expected, "{options:?}: {differs:?}\n{}", said(&output));
+    assert!(output.status.success(), "{options:?}: {}", said(&output));
+}
+
+#[test]
+fn programs_do_the_same_as_on_linux_in_every_way() {
+    let expected = on_linux(&[], PROGRAMS);
     assert!(expected.lines().count() > 60, "{expected}");
     for options in [
         &["--vcpus", "2"][..],
@@ -55,11 +71,7 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
         &["--mmu", "lazy"],
         &["--no-h", "--vmspace", "soft"],
     ] {
-        let output = exec(options, &["busybox", "sh", "-c", PROGRAMS]).output().expect("the command");
-        let found = String::from_utf8_lossy(&output.stdout);
-        let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
-        assert!(found == expected, "{options:?}: {differs:?}\n{}", said(&output));
-        assert!(output.status.success(), "{options:?}: {}", said(&output));
+        prints(&expected, options, &["busybox", "sh", "-c", PROGRAMS]);
     }
 }
 
@@ -68,20 +80,10 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
 fn calls_have_the_results_that_they_have_on_linux() {
     let calls = gnomon::host::build::program("calls").expect("the program");
     let calls = calls.to_str().expect("a name");
-    let linux = Command::new(env!("CARGO_BIN_EXE_gnomon"))
-        .args(["run", "--control", "off", "--timeout", "200", "--add", calls, "--exec", "/root/calls"])
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command");
-    assert!(linux.status.success(), "{}", said(&linux));
-    let expected = String::from_utf8_lossy(&linux.stdout).into_owned();
+    let expected = on_linux(&["--add", calls], "/root/calls");
     assert!(expected.lines().count() > 200, "{expected}");
     for options in [&["--vcpus", "2"][..], &["--vmspace", "soft"]] {
-        let output = exec(options, &[calls]).output().expect("the command");
-        let found = String::from_utf8_lossy(&output.stdout);
-        let differs: Vec<_> = expected.lines().zip(found.lines()).filter(|(one, other)| one != other).take(9).collect();
-        assert!(found == expected, "{options:?}: {differs:?}\n{}", said(&output));
-        assert!(output.status.success(), "{options:?}: {}", said(&output));
+        prints(&expected, options, &[calls]);
     }
 }
 

@@ -149,7 +149,7 @@ pub fn segments(pages: &[(u64, Vec<u8>)]) -> Vec<Segment> {
 /// Takes a snapshot of a VM with one vCPU, and makes a machine on which the VM goes on from it, described by `config`, its vCPU not loaded.
 ///
 /// # Errors
-/// What was printed, if the vCPU does not run there.
+/// The console's output, if the vCPU does not run there.
 pub fn carry(w: World, config: VmConfig) -> Result<World, String> {
     let World { g, mut hart, run } = w;
     assert_eq!(ask(&g, &mut hart, &Request::Save(0, Save::Begin)), Answer::Later);

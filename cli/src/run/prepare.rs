@@ -308,11 +308,11 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     if initrd != Initrd::Busybox && !vm.add.is_empty() {
         Err(SpecError::Add(vm.name.clone()))?;
     }
-    let bytes = match &initrd {
-        _ if vm.init.is_some() => Some(first_program(vm.init.as_deref().unwrap_or_default())?),
-        Initrd::None => None,
-        Initrd::File(path) => Some(place::read(path).map_err(IoError::at("read the initrd", path))?),
-        Initrd::Busybox => {
+    let bytes = match (&vm.init, &initrd) {
+        (Some(words), _) => Some(first_program(words)?),
+        (None, Initrd::None) => None,
+        (None, Initrd::File(path)) => Some(place::read(path).map_err(IoError::at("read the initrd", path))?),
+        (None, Initrd::Busybox) => {
             let busybox = provide(Software::Busybox, versions)?;
             let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;
             let mark = match spec.meter {

@@ -1,5 +1,5 @@
-//! The roots of address spaces that a kernel has named ([`crate::vm::spaces`]): what a vCPU's hart translates by while it runs one, and the fences
-//! that a change of their entries needs.
+//! The roots of address spaces that a kernel has named ([`crate::vm::spaces`]): the `satp` by which a hart translates while its vCPU runs one, and the
+//! fences after a change of a space's page tables.
 //!
 //! A space has an ASID of its own, by its slot: of the highest that there are, for kernels count theirs from the lowest on. On shadow tables, whose
 //! ASIDs are virtual, each vCPU's view of the space has it. Behind a G-stage the hart's TLB has it; where the hart has too few ASIDs, a space has

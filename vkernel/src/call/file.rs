@@ -151,7 +151,7 @@ fn open_place(place: Arc<Place>, flags: u32, user: Option<&Credentials>) -> Resu
 /// Does what goes with a descriptor's end: the process has no lock of the file any more.
 pub(super) fn closed(task: &Task, file: Arc<OpenFile>) {
     fs::lock::process_closes(task.thread.process.pid, &file);
-    let is_socket = file.stream().is_some_and(|stream| stream.as_socket().is_some());
+    let is_socket = file.is_socket();
     drop(file);
     if is_socket {
         fs::socket::flight::collect();

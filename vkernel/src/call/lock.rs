@@ -112,11 +112,10 @@ pub(super) async fn whole_lock(task: &mut Task, [fd, operation, ..]: Args) -> Re
     let file = task.file_not_path(fd)?;
     let lock = Lock::whole(Owner::of(&file), kind == linux::LOCK_EX);
     let request = Request::new(&file.status(), Kind::Whole, lock);
-    match kind {
-        linux::LOCK_UN => return request.release().map(|()| 0),
-        linux::LOCK_SH | linux::LOCK_EX => file.set_locked(),
-        _ => return Err(Errno::INVAL),
+    if kind == linux::LOCK_UN {
+        return request.release().map(|()| 0);
     }
+    file.set_locked();
     if operation & linux::LOCK_NB != 0 {
         return request.take().map(|()| 0);
     }

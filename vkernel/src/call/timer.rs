@@ -3,10 +3,10 @@
 use super::{Args, clock};
 use crate::errno::{Errno, Result};
 use crate::sync::Mutex;
+use crate::task::alarm::Alarm;
 use crate::task::futex::deadline;
 use crate::task::signal::{self, Info, LAST, number};
-use crate::task::wait::{WaitQueue, before};
-use crate::task::{Process, Task, Thread, executor, timers};
+use crate::task::{Process, Task, Thread, timers};
 use alloc::sync::{Arc, Weak};
 use linux_raw_sys::general as linux;
 
@@ -20,7 +20,6 @@ struct State {
     interval: u64,
     /// Expiries since the last signal beside the one that it tells.
     overrun: u64,
-    is_deleted: bool,
 }
 
 /// A timer that sends signals.
@@ -33,7 +32,7 @@ pub struct Timer {
     /// The thread that gets the signal; the process if it is none.
     thread: Option<Weak<Thread>>,
     state: Mutex<State>,
-    changed: WaitQueue,
+    alarm: Arc<Alarm>,
 }
 
 impl Timer {
@@ -62,35 +61,24 @@ impl Timer {
     }
 }
 
-/// Sends a timer's signals, until it is deleted or its process has ended.
-async fn run(timer: Arc<Timer>, process: Weak<Process>) {
-    loop {
-        let state = *timer.state.lock();
-        if state.is_deleted || process.upgrade().is_none_or(|process| process.is_dead()) {
-            return;
-        }
-        let differs = || {
-            let now = *timer.state.lock();
-            (now.at != state.at || now.is_deleted).then_some(())
-        };
-        before(Some(state.at).filter(|at| *at != 0), timer.changed.until(differs)).await;
-        let Some(process) = process.upgrade() else { return };
-        let thread = timer.thread.as_ref().map(Weak::upgrade);
-        match thread {
-            None => {
-                if let Some(info) = timer.expire(process.pending.has_timer(timer.number)) {
-                    signal::send(&process, info);
-                }
+/// Sends the signal of a timer that has expired. Returns the next moment, 0 for none.
+fn expire(timer: &Weak<Timer>, process: &Weak<Process>) -> u64 {
+    let (Some(timer), Some(process)) = (timer.upgrade(), process.upgrade()) else { return 0 };
+    match timer.thread.as_ref().map(Weak::upgrade) {
+        None => {
+            if let Some(info) = timer.expire(process.pending.has_timer(timer.number)) {
+                signal::send(&process, info);
             }
-            Some(Some(thread)) => {
-                if let Some(info) = timer.expire(thread.pending.has_timer(timer.number)) {
-                    signal::send_to_thread(&thread, info);
-                }
-            }
-            // The thread has ended.
-            Some(None) => drop(timer.expire(false)),
         }
+        Some(Some(thread)) => {
+            if let Some(info) = timer.expire(thread.pending.has_timer(timer.number)) {
+                signal::send_to_thread(&thread, info);
+            }
+        }
+        // The thread has ended.
+        Some(None) => drop(timer.expire(false)),
     }
+    timer.state.lock().at
 }
 
 pub(super) fn create(task: &Task, [clock, event, to, ..]: Args) -> Result<u64> {
@@ -129,11 +117,8 @@ pub(super) fn create(task: &Task, [clock, event, to, ..]: Args) -> Result<u64> {
     }
     let signal = if is_silent { None } else { Some(Info { code: linux::SI_TIMER, ..info }) };
     task.space.put(to, &number)?;
-    let (state, changed) = (Mutex::default(), WaitQueue::new());
-    let timer = Arc::new(Timer { number, is_real_time, signal, thread, state, changed });
-    timers.insert(number, Arc::clone(&timer));
-    drop(timers);
-    executor::spawn(run(timer, Arc::downgrade(process)));
+    let (state, alarm) = (Mutex::default(), Arc::default());
+    timers.insert(number, Arc::new(Timer { number, is_real_time, signal, thread, state, alarm }));
     Ok(0)
 }
 
@@ -159,7 +144,8 @@ pub(super) fn set(task: &Task, [number, flags, new, old, ..]: Args) -> Result<u6
         let mut state = timer.state.lock();
         (state.at, state.interval, state.overrun) = (at, interval, 0);
     }
-    timer.changed.wake();
+    let (own, process) = (Arc::downgrade(&timer), Arc::downgrade(&task.thread.process));
+    timer.alarm.set(at, move || expire(&own, &process));
     if old == 0 { Ok(0) } else { write(task, old, before) }
 }
 
@@ -178,8 +164,8 @@ pub(super) fn delete(task: &Task, [number, ..]: Args) -> Result<u64> {
 }
 
 fn end(timer: &Timer) {
-    timer.state.lock().is_deleted = true;
-    timer.changed.wake();
+    timer.state.lock().at = 0;
+    timer.alarm.stop();
 }
 
 /// Deletes all timers of a process.

@@ -32,11 +32,6 @@ fn add(done: &mut u64, wanted: u64, result: Result<u64>) -> Result<bool> {
     }
 }
 
-/// Returns whether reads and writes of a file are messages.
-fn is_socket(file: &OpenFile) -> bool {
-    file.stream().is_some_and(|stream| stream.as_socket().is_some())
-}
-
 /// Reads into the program's memory without waiting.
 fn read_into(task: &Task, file: &OpenFile, at: u64, bytes: u64) -> Result<u64> {
     let bytes = bytes.min(MOST);
@@ -106,7 +101,7 @@ pub(super) fn read_now(task: &Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
-    if is_socket(&file) {
+    if file.is_socket() {
         return None;
     }
     match read_into(task, &file, a[1], a[2]) {
@@ -120,7 +115,7 @@ pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
-    if is_socket(&file) {
+    if file.is_socket() {
         return None;
     }
     match write_from(task, &file, a[1], a[2]) {
@@ -175,7 +170,7 @@ async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, 
 /// Reads what [`read_now`] could not.
 pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
-    if is_socket(&file) {
+    if file.is_socket() {
         return Box::pin(message::read_ranges(task, a[0], vec![(a[1], a[2].min(MOST))])).await;
     }
     file.wait(&task.thread, IN).await?;
@@ -185,7 +180,7 @@ pub(super) async fn read(task: &mut Task, a: Args) -> Result<u64> {
 pub(super) async fn write(task: &mut Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
     let done = core::mem::take(&mut task.written);
-    if is_socket(&file) {
+    if file.is_socket() {
         return Box::pin(message::write_ranges(task, a[0], vec![(a[1], a[2].min(MOST))])).await;
     }
     write_file(task, &file, a[1], a[2], done).await
@@ -229,7 +224,7 @@ fn check_offset(file: &OpenFile, offset: Option<u64>, reads: bool) -> Result<()>
 
 pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
     let file = task.file(a[0])?;
-    if offset.is_none() && is_socket(&file) {
+    if offset.is_none() && file.is_socket() {
         let ranges = vectors(task, a)?;
         return Box::pin(message::read_ranges(task, a[0], ranges)).await;
     }
@@ -251,7 +246,7 @@ pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -
 
 pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) -> Result<u64> {
     let file = task.file(a[0])?;
-    if offset.is_none() && is_socket(&file) {
+    if offset.is_none() && file.is_socket() {
         let ranges = vectors(task, a)?;
         return Box::pin(message::write_ranges(task, a[0], ranges)).await;
     }

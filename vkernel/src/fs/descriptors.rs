@@ -175,6 +175,12 @@ impl OpenFile {
         self.stream().map_or(IN | OUT, |stream| stream.ready(waker))
     }
 
+    /// Returns whether it is a socket: reads and writes are messages.
+    #[must_use]
+    pub fn is_socket(&self) -> bool {
+        self.stream().is_some_and(|stream| stream.as_socket().is_some())
+    }
+
     /// Waits until it is ready for one of these.
     ///
     /// # Errors

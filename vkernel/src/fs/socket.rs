@@ -327,8 +327,6 @@ impl Socket {
             }
             Err(why) => {
                 self.inner.lock().role = Role::None;
-                // It has told nothing to this one.
-                other.inner.lock().role = Role::None;
                 Err(why)
             }
         }

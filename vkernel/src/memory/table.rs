@@ -201,7 +201,7 @@ impl Table {
     }
 
     /// Maps the pages of a range in another space, which has none of them, without the right `but` in either. Returns the first and the last page
-    /// that has lost it.
+    /// whose right was taken.
     ///
     /// # Errors
     /// There is no memory for a table. What was mapped stays.

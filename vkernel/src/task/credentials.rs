@@ -7,6 +7,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
 
+/// A file's bits by which its program runs as its group. Without the group's right to execute, the first is for locks.
+const AS_GROUP: u32 = linux::S_ISGID | linux::S_IXGRP;
+
 /// A permission on a file: bits as in the last digit of a mode.
 pub type Access = u32;
 /// To read, or to list a directory.
@@ -289,8 +292,6 @@ impl Credentials {
             if file.mode & linux::S_ISUID != 0 {
                 new.users.set_effective(file.uid);
             }
-            // Without the group's right to execute, the bit is for locks.
-            const AS_GROUP: u32 = linux::S_ISGID | linux::S_IXGRP;
             if file.mode & AS_GROUP == AS_GROUP {
                 new.groups.set_effective(file.gid);
             }
@@ -391,7 +392,6 @@ impl Credentials {
             return birth;
         }
         birth.gid = directory.gid;
-        const AS_GROUP: u32 = linux::S_ISGID | linux::S_IXGRP;
         if is_directory {
             birth.mode |= linux::S_ISGID;
         } else if mode & AS_GROUP == AS_GROUP && !self.is_member(birth.gid) && !self.can(Capability::Fsetid) {

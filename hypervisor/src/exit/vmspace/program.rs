@@ -113,33 +113,32 @@ fn try_begin<E: Env>(
     run.context.x[0] = 0;
     run.context.pc = words[PC_AT as usize / 8] & !1;
     env.set_privilege(Mode::User);
-    watch_timer(g, run, sie, env);
+    watch_timer(g, run, env);
     Ok(())
 }
 
 /// Lets Gnomon's timer stand in for the kernel's comparator, which raises no interrupt while its program runs.
-fn watch_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, sie: u64, env: &E) {
+fn watch_timer<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &E) {
     if g.offer.timer == GuestTimer::Sstc {
-        let is_enabled = sie & Interrupt::STimer.bit() != 0;
-        run.deadline = if is_enabled { run.vm.host_time(env.guest_deadline(), env.now()) } else { u64::MAX };
+        run.deadline = deadline(g, run, env).map_or(u64::MAX, |at| run.vm.host_time(at, env.now()));
     }
 }
 
-/// Returns whether the kernel's comparator is to end the run of its program.
-fn is_due<E: Env>(g: &Gnomon, run: &VcpuRun, env: &E) -> bool {
-    let sie = run.program.as_deref().map_or(0, |program| program.sie);
-    g.offer.timer == GuestTimer::Sstc
-        && sie & Interrupt::STimer.bit() != 0
-        && env.guest_deadline() <= run.vm.guest_time(env.now())
+/// Returns the guest time at which the kernel's comparator ends the run of its program, if the kernel has enabled its interrupt.
+fn deadline<E: Env>(g: &Gnomon, run: &VcpuRun, env: &E) -> Option<u64> {
+    let is_enabled = run.program.as_deref().is_some_and(|program| program.sie & Interrupt::STimer.bit() != 0);
+    (g.offer.timer == GuestTimer::Sstc && is_enabled).then(|| env.guest_deadline())
 }
 
 /// Ends the run of the vCPU's program if an interrupt is pending that the kernel is to take. Returns how the vCPU goes on instead, if that cannot
 /// be done now: its program must not be entered then.
 pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
-    let sie = run.program.as_deref().filter(|program| program.runs)?.sie;
+    if !run.runs_program() {
+        return None;
+    }
     match interrupted(g, run, env) {
         None => {
-            watch_timer(g, run, sie, env);
+            watch_timer(g, run, env);
             None
         }
         Some(Outcome::Resume) if !run.runs_program() => None,
@@ -151,7 +150,8 @@ pub fn settle<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outc
 fn interrupted<E: Env>(g: &Gnomon, run: &mut VcpuRun, env: &mut E) -> Option<Outcome> {
     /// From the first to the last (privileged spec, "Supervisor Interrupt Registers").
     const PRIORITIES: [Interrupt; 3] = [Interrupt::SExternal, Interrupt::SSoft, Interrupt::STimer];
-    let pending = env.program_interrupts() | if is_due(g, run, env) { Interrupt::STimer.bit() } else { 0 };
+    let is_due = deadline(g, run, env).is_some_and(|at| at <= run.vm.guest_time(env.now()));
+    let pending = env.program_interrupts() | if is_due { Interrupt::STimer.bit() } else { 0 };
     if let Some(first) = PRIORITIES.into_iter().find(|interrupt| pending & interrupt.bit() != 0) {
         let ending = Ending { cause: INTERRUPT | first as u64, tval: 0, insn: 0 };
         return Some(end(g, run, Some(ending), env));

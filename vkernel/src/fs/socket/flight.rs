@@ -30,10 +30,6 @@ fn key(file: &Arc<OpenFile>) -> usize {
     Arc::as_ptr(file).addr()
 }
 
-fn is_socket(file: &OpenFile) -> bool {
-    file.stream().is_some_and(|stream| stream.as_socket().is_some())
-}
-
 /// The files of a message.
 #[derive(Debug, Default)]
 pub struct Files(Vec<Arc<OpenFile>>);
@@ -55,7 +51,7 @@ impl Files {
         for file in &files {
             let new = || Flying { file: Arc::downgrade(file), messages: 0 };
             flying.entry(key(file)).or_insert_with(new).messages += 1;
-            SOCKETS.fetch_add(usize::from(is_socket(file)), Ordering::Relaxed);
+            SOCKETS.fetch_add(usize::from(file.is_socket()), Ordering::Relaxed);
         }
         drop(flying);
         Ok(Self(files))
@@ -89,7 +85,7 @@ impl Drop for Files {
         for file in &self.0 {
             if let Some(entry) = flying.get_mut(&key(file)) {
                 entry.messages -= 1;
-                SOCKETS.fetch_sub(usize::from(is_socket(file)), Ordering::Relaxed);
+                SOCKETS.fetch_sub(usize::from(file.is_socket()), Ordering::Relaxed);
                 if entry.messages == 0 {
                     flying.remove(&key(file));
                 }
@@ -136,7 +132,7 @@ pub fn collect() {
             .iter()
             .filter(|(_, flying)| is_held_by_messages(flying))
             .filter_map(|(key, flying)| Some((*key, flying.file.upgrade()?)))
-            .filter(|(_, file)| is_socket(file))
+            .filter(|(_, file)| file.is_socket())
             .collect();
         let mut held: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         let mut inner: BTreeMap<usize, usize> = BTreeMap::new();

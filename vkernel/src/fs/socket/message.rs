@@ -52,6 +52,8 @@ struct Charge(usize);
 impl Charge {
     const PART: usize = 16;
 
+    /// Charges so many bytes.
+    ///
     /// # Errors
     /// `ENOBUFS` if too much waits.
     fn new(bytes: usize) -> Result<Self> {
@@ -60,8 +62,10 @@ impl Charge {
         Ok(charge)
     }
 
+    /// Charges further bytes.
+    ///
     /// # Errors
-    /// As above; then it stays as it was.
+    /// `ENOBUFS` if too much waits; the charge is unchanged.
     fn add(&mut self, bytes: usize) -> Result<()> {
         let waiting = WAITING.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if waiting > frames::bytes() / Self::PART {
