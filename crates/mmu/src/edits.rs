@@ -6,13 +6,27 @@
 
 use crate::budget::Budget;
 use crate::frames::Run;
-use crate::gstage::{AddressSpace, Comes, GiveBack, Promoted, Promotion, Publish, Returned, Span, SwapSlot};
+use crate::gstage::{
+    AddressSpace, Change, Comes, Dirt, GiveBack, Promoted, Promotion, Publish, Returned, Span, SwapSlot,
+};
 use crate::mapper::Loss;
 use crate::shadow::{Host, Sabotage, Shadow, Shadowed};
 use crate::stale::Stale;
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::ops::Range;
 use rv::{Fence, Gpa, Gva, L2Gpa, L2Gva, Level, Pfn, PhysMem};
+
+/// The pages that have changed, of those that were looked at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Collected {
+    /// The page to continue from.
+    pub next: Pfn<Gpa>,
+    /// The numbers of those that may have changed; the first run may begin before the page that was asked for.
+    pub changed: Vec<Range<u64>>,
+    /// The numbers of those that hold zeroes.
+    pub zero: Vec<Range<u64>>,
+}
 
 /// A VM's memory, what it is lent, and the engine that shadows it, if one does.
 pub struct Edits<'e, 'h, M, H, S: Shadowed = Gva> {
@@ -93,6 +107,40 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
         has_let_go.then(|| self.host.space.rest(page, self.host.mem))
     }
 
+    /// Collects pages that have changed ([`AddressSpace::dirt`]), from `from` on and below `end`: so many runs of them at most, and as far as
+    /// the budget lets. From then on each store to one of them shows again.
+    pub fn collect(&mut self, (from, end): (Pfn<Gpa>, Pfn<Gpa>), is_first: bool, most: usize) -> Collected {
+        /// Entries looked at, in one portion.
+        const ENTRIES: usize = 256;
+        let mut collected = Collected { next: from, changed: Vec::new(), zero: Vec::new() };
+        let mut stale = Stale::none();
+        for _ in 0..ENTRIES {
+            let page = collected.next;
+            if page >= end || collected.changed.len() + collected.zero.len() >= most {
+                break;
+            }
+            let Dirt { change, mut first, mut next, is_marked } = self.host.space.dirt(page, is_first, self.host.mem);
+            if is_marked {
+                // One of 1 GiB is broken into these.
+                first = first.max(page.align_down(Level::MEGA.pages()));
+                next = next.min(page.align_down(Level::MEGA.pages()).add(Level::MEGA.pages()));
+                if !self.let_go(first.raw()..next.raw(), Loss::Access) {
+                    break;
+                }
+                let Host { space, frames, mem, .. } = &mut *self.host;
+                stale = stale.join(space.withhold_dirty(page, frames, *mem));
+            }
+            match change {
+                Change::None => {}
+                Change::Zero => push(&mut collected.zero, first.raw()..next.raw().min(end.raw())),
+                Change::Some => push(&mut collected.changed, first.raw()..next.raw().min(end.raw())),
+            }
+            collected.next = next;
+        }
+        self.settle(stale);
+        collected
+    }
+
     /// Does a portion of a promotion ([`AddressSpace::begin_promotion`]).
     pub fn promote(&mut self, promotion: &mut Promotion) -> Promoted {
         let done = self.promote_some(promotion);
@@ -165,5 +213,13 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
             work.take(&piece, self.host.space, self.host.frames, self.host.mem);
         }
         work.finish()
+    }
+}
+
+/// Adds a run of pages to a list, or to the last one of it.
+fn push(runs: &mut Vec<Range<u64>>, run: Range<u64>) {
+    match runs.last_mut() {
+        Some(last) if last.end == run.start => last.end = run.end,
+        _ => runs.push(run),
     }
 }

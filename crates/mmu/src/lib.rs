@@ -31,7 +31,7 @@ pub mod two_stage;
 pub mod walk;
 
 pub use budget::Budget;
-pub use edits::Edits;
+pub use edits::{Collected, Edits};
 pub use frames::{AllocError, Frames, Owner, Run, Usage, Use};
 pub use gstage::{
     Ad, AddressSpace, Comes, Content, Counters, How, Images, Object, Policy, Promoted, Promotion, Prot, Ready, Region,

@@ -103,6 +103,7 @@ pub enum AdPolicy {
 }
 
 /// The entry that ends a descent: never a pointer.
+#[derive(Clone, Copy)]
 pub(crate) struct Slot<Out: Space> {
     pub level: Level,
     pub at: Addr<Out>,

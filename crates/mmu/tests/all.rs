@@ -5,6 +5,7 @@ mod engine;
 mod formats;
 mod gstage;
 mod gstage_beside;
+mod gstage_dirty;
 mod gstage_giga;
 mod gstage_mega;
 mod gstage_promote;

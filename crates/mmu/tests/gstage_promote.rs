@@ -21,7 +21,7 @@ const RAM: Pfn<Hpa> = Pfn::new(0x8_0000);
 const PAGES: u64 = 4096;
 
 /// Memory and harts, for the engine to have both.
-struct Mem<'a>(&'a RefCell<World>);
+pub struct Mem<'a>(pub &'a RefCell<World>);
 
 impl PhysMem for Mem<'_> {
     fn read_u64(&self, at: Addr<Hpa>) -> u64 {
@@ -51,9 +51,9 @@ impl PhysMem for Mem<'_> {
 }
 
 /// A hart that has not heard of a fence yet may still write.
-struct Harts<'a> {
-    world: &'a RefCell<World>,
-    late: Option<(Addr<Hpa>, u64)>,
+pub struct Harts<'a> {
+    pub world: &'a RefCell<World>,
+    pub late: Option<(Addr<Hpa>, u64)>,
 }
 
 impl Fence<Gpa> for Harts<'_> {

@@ -141,7 +141,7 @@ impl<In: Space> AddressSpace<In> {
         mem: &mut impl PhysMem,
     ) -> Option<Addr<Hpa>> {
         let data = data.expect("taken with the tables");
-        let leaf = self.policy.first_leaf(data.first(), region.prot, access);
+        let leaf = self.policy.first_leaf(data.first(), (region.prot, access), self.is_logged);
         let entry_at = |at: usize| tables.get(at).map_or(leaf, |table| Entry::Table(table.first()).encode());
         let mut below = slot.level;
         for (at, table) in tables.iter().enumerate() {

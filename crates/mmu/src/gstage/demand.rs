@@ -65,7 +65,7 @@ impl<In: Space> AddressSpace<In> {
                 let hpa = arrival(&leaf, slot.level, gpa);
                 Ok(filled(hpa, How::Spurious))
             }
-            (Entry::Leaf(leaf), _) if leaf.flags.contains(OWNED) => Ok(self.dirty(gpa, (&slot, &leaf), mem)),
+            (Entry::Leaf(leaf), _) if leaf.flags.contains(OWNED) => Ok(self.dirty(gpa, (&slot, &leaf), frames, mem)),
             // The region allows stores and the leaf does not: an image page not yet copied.
             (Entry::Leaf(leaf), _) => self.copy_mapped(gpa, &region, (&slot, &leaf), ready, frames, mem),
             _ if slot.pte.0 != 0 => self.bring_back((gpa, access), &slot, mem),
@@ -219,7 +219,7 @@ impl<In: Space> AddressSpace<In> {
     ) -> Resolved<In> {
         let Supplies { tables, data } = supplies;
         let pfn = data.expect("taken with the tables").into_entry();
-        let leaf = self.policy.first_leaf(pfn, prot, access);
+        let leaf = self.policy.first_leaf(pfn, (prot, access), self.is_logged);
         self.link(gpa, slot, tables, leaf, mem);
         filled(pfn.at(gpa.raw() & (level.bytes() - 1)), How::Filled)
     }

@@ -40,6 +40,8 @@ pub enum Comes {
 
 /// The mark of an entry whose page is out: the software bit that [`OWNED`] is not.
 const OUT: PteFlags = PteFlags::RSW1;
+/// The mark of one whose page has changed since it was collected ([`super::dirty`]).
+pub(super) const OUT_CHANGED: PteFlags = PteFlags::D;
 
 /// The content of an invalid entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -232,7 +234,11 @@ impl<In: Space> AddressSpace<In> {
             to.is_some() || self.begins_as_zeroes(page),
             "{page:?} is zeroes now, and an image's if it is untouched"
         );
-        edit::fill(slot.at, to.map_or(Pte::INVALID, out), mem);
+        let mut entry = to.map_or(Pte::INVALID, out);
+        if to.is_some() && self.is_logged() && leaf.flags.contains(self.mark()) {
+            entry.0 |= OUT_CHANGED.bits();
+        }
+        edit::fill(slot.at, entry, mem);
         match to {
             Some(_) => self.counters.swapped_out += 1,
             None => self.counters.zero_pages += 1,
@@ -328,7 +334,9 @@ impl<In: Space> AddressSpace<In> {
             return Err(frame);
         }
         let (Some(slot), Some(region)) = (self.slot(page.base(), mem), self.region_of(page)) else { return Err(frame) };
-        let is_copied = comes != Comes::Unwritten && self.policy.sees_writes();
+        // One that has changed since it was collected has to have W, which one of which the device has a copy has not.
+        let has_changed = self.is_logged() && slot.pte.flags().contains(OUT_CHANGED);
+        let is_copied = comes != Comes::Unwritten && self.policy.sees_writes() && !has_changed;
         let frame = frame.into_entry();
         let leaf = if is_copied {
             self.policy.clean_leaf(frame, region.prot)
@@ -352,8 +360,23 @@ impl<In: Space> AddressSpace<In> {
         &mut self,
         gpa: Addr<In>,
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
+        frames: &Frames,
         mem: &mut impl PhysMem,
     ) -> Resolved<In> {
+        if self.is_logged() && slot.level > Level::PAGE {
+            return self.dirty_part(gpa, (slot, leaf), frames, mem);
+        }
+        self.dirty_whole(gpa, (slot, leaf), mem);
+        filled(arrival(leaf, slot.level, gpa), How::Spurious)
+    }
+
+    /// Lets the guest write to all that the leaf maps.
+    pub(super) fn dirty_whole(
+        &mut self,
+        gpa: Addr<In>,
+        (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),
+        mem: &mut impl PhysMem,
+    ) {
         let flags = leaf.flags | PteFlags::W | PteFlags::D;
         let (_, debt) = edit::exchange(slot.at, Entry::Leaf(Leaf { flags, ..*leaf }).encode(), mem);
         // It allows more than before: a hart that remembers less faults, and finds that.
@@ -361,7 +384,6 @@ impl<In: Space> AddressSpace<In> {
         self.forgo_copy(gpa.pfn());
         self.mappers.dirtied(gpa.pfn());
         self.counters.dirtied += u64::from(!leaf.flags.contains(PteFlags::W));
-        filled(arrival(leaf, slot.level, gpa), How::Spurious)
     }
 
     /// The guest touches an idle page: it is mapped again, in the same frame.

@@ -10,7 +10,7 @@
 //!   W=1: hardware never writes it, so entries change only here; unless A and D are the hardware's ([`Ad::Hardware`]).
 //! - A leaf of the VM's own lacks W where the region has it, iff the page has not been written since it was brought in, or since
 //!   it was made ([`Ad::Faults`]). A page of which the swap device has a copy ([`AddressSpace::bring_in`]) lacks it.
-//!   Nor does one that is on its way to become a part of 2 MiB ([`promote`]), until it is written.
+//!   Nor does one that is on its way to become a part of 2 MiB ([`promote`]), or that was collected ([`dirty`]), until it is written.
 //! - A leaf with the software bit [`OWNED`] leads to frames of the VM, which live as long as the
 //!   leaf; one without leads to originals of images ([`originals`]) and has W=0 (OWNERSHIP).
 //! - Leaves are 4 KiB or 2 MiB, or 1 GiB where that is asked for ([`giga`]). Pointers never change but from invalid and, in `remove`,
@@ -24,6 +24,7 @@
 
 mod beside;
 mod demand;
+mod dirty;
 mod edit;
 mod giga;
 mod give_back;
@@ -41,6 +42,7 @@ mod space;
 mod told;
 
 pub use beside::Filled;
+pub use dirty::{Change, Dirt};
 pub(crate) use give_back::GiveBack;
 pub use give_back::{Returned, Span};
 pub use kept::{Comes, Sight};

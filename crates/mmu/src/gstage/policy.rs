@@ -79,9 +79,10 @@ impl Policy {
         }
     }
 
-    /// Returns the entry for zeroes of the VM's own that are mapped by a first access.
-    pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, prot: Prot, access: Access) -> Pte {
-        let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && self.sees_writes();
+    /// Returns the entry for zeroes of the VM's own that are mapped by a first access. With a dirty log they count as a change of what may have
+    /// been there.
+    pub(super) fn first_leaf(&self, pfn: Pfn<Hpa>, (prot, access): (Prot, Access), is_logged: bool) -> Pte {
+        let is_clean = self.ad != Ad::AsNeeded && access != Access::Store && !is_logged && self.sees_writes();
         if is_clean { self.clean_leaf(pfn, prot) } else { Self::leaf(pfn, prot, OWNED) }
     }
 

@@ -93,7 +93,7 @@ impl<In: Space> AddressSpace<In> {
     /// can stay.
     fn small_leaves(&self, page: Pfn<In>, mem: &impl PhysMem) -> Option<bool> {
         let (first, _) = self.mega_around(page)?;
-        if self.has_copies(first) || self.apart.contains(&first.raw()) {
+        if self.is_logged() || self.has_copies(first) || self.apart.contains(&first.raw()) {
             return None;
         }
         let (_, table) = self.table_at(first, mem)?;

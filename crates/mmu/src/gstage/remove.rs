@@ -72,6 +72,7 @@ impl<In: Space> AddressSpace<In> {
         // From here on nothing fails.
         self.disturb(&range);
         self.forget_apart(&range);
+        self.log_revert(&range);
         let mut stale = Stale::none();
         for page in gigas {
             let table = tables.pop().expect("one table for each leaf that is cut");

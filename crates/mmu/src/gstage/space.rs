@@ -273,6 +273,10 @@ pub struct AddressSpace<In: Space = Gpa> {
     pub(super) moving: Option<Pfn<In>>,
     /// The first pages of 2 MiB of which some have moved to where a guest's addresses want them ([`super::relocate`]): they stay apart.
     pub(super) apart: BTreeSet<u64>,
+    /// Set while the dirty log is on ([`super::dirty`]).
+    pub(super) is_logged: bool,
+    /// Pages, by number, that are an image's again since they were collected.
+    pub(super) reverted: BTreeSet<u64>,
 }
 
 impl<In: Space> AddressSpace<In> {
@@ -307,6 +311,8 @@ impl<In: Space> AddressSpace<In> {
             copies: BTreeMap::new(),
             moving: None,
             apart: BTreeSet::new(),
+            is_logged: false,
+            reverted: BTreeSet::new(),
         })
     }
 
