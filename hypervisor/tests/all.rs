@@ -17,6 +17,7 @@ mod fake;
 mod host_map;
 mod lacking;
 mod lives;
+mod migration;
 mod nested;
 mod nested_random;
 mod nested_runs;

@@ -413,6 +413,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         boot_command: None,
         rng_seed: Vec::new(),
         restore: None,
+        incoming: false,
     }
 }
 

@@ -140,6 +140,7 @@ pub(crate) mod tests {
             boot_command: None,
             rng_seed: vec![],
             restore: None,
+            incoming: false,
         }
     }
 

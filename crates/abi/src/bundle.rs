@@ -132,6 +132,8 @@ pub struct VmConfig {
     /// The snapshot that the VM continues from: an encoded [`crate::snapshot::State`]. Its RAM are the segments then,
     /// and it has no kernel to start from.
     pub restore: Option<Bytes>,
+    /// True if its memory and its last state come by the control channel ([`crate::control::save::Load`]); `restore` is an earlier state of it then.
+    pub incoming: bool,
 }
 
 impl VmConfig {
@@ -410,6 +412,7 @@ mod tests {
                 boot_command: Some("run bootcmd".into()),
                 rng_seed: vec![7; 32],
                 restore: Some(Bytes(vec![1, 2])),
+                incoming: true,
             }],
         }
     }

@@ -111,7 +111,7 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     /// the budget lets. From then on each store to one of them shows again.
     pub fn collect(&mut self, (from, end): (Pfn<Gpa>, Pfn<Gpa>), is_first: bool, most: usize) -> Collected {
         /// Entries looked at, in one portion.
-        const ENTRIES: usize = 256;
+        const ENTRIES: usize = 1024;
         let mut collected = Collected { next: from, changed: Vec::new(), zero: Vec::new() };
         let mut stale = Stale::none();
         for _ in 0..ENTRIES {

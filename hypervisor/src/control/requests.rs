@@ -9,7 +9,7 @@ use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::serial;
 use crate::life::lifecycle;
-use crate::life::snapshot::take;
+use crate::life::snapshot::{self, take};
 use crate::measure::probe::Noted;
 use crate::vm::vms::Wish;
 use crate::vm::{Departure, Phase, Vm};
@@ -117,6 +117,7 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             let (events, lost) = taken.probe.take(MOST_EVENTS);
             Answer::Events(Events { timebase: g.offer.timebase, events, lost })
         }
+        Request::Load(number, wish) => with_vm(g, number, |vm| snapshot::load(g, vm, wish, env)),
         Request::Save(number, wish) => with_vm(g, number, |vm| take::ask(g, vm, wish, env)),
         Request::Output { vm, from } => match g.console.read(vm, from, MOST_OUTPUT) {
             Some(output) => Answer::Output(output),
@@ -224,12 +225,14 @@ fn info(g: &Gnomon, vm: &Vm) -> VmInfo {
 }
 
 fn state(g: &Gnomon, vm: &Vm) -> VmState {
+    let arrives = vm.config.incoming && vm.memory.lock().is_some();
     let phase = vm.phase.lock();
     match &*phase {
         Phase::Running => match g.vms.tenant(vm, |tenant| tenant.paused.is_some()) {
             Some(true) => VmState::Paused,
             _ => VmState::Running,
         },
+        Phase::Created if arrives => VmState::Arriving,
         Phase::Created | Phase::Leaving(Departure::Reboot) => VmState::Starting,
         Phase::Leaving(Departure::End(_)) => VmState::Ending,
         Phase::Ended => VmState::Ended,

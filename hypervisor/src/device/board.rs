@@ -233,6 +233,7 @@ mod tests {
             boot_command: None,
             rng_seed: Vec::new(),
             restore: None,
+            incoming: false,
         }
     }
 

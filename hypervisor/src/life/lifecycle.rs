@@ -145,12 +145,25 @@ fn fail<E: Env>(g: &Gnomon, vm: &Arc<Vm>, reason: EndReason, env: &mut E) {
 
 /// Starts the first vCPU of a VM that is built, or ends it.
 fn set_going<E: Env>(g: &Gnomon, vm: &Arc<Vm>, env: &mut E) {
+    if vm.config.incoming && await_arrival(vm) {
+        return;
+    }
     if let Err(reason) = launch(g, vm, env) {
         fail(g, vm, reason, env);
     }
     if g.tunables.get(Id::UnmapAtRandom) != 0 {
         env.go_on_soon();
     }
+}
+
+/// Leaves a VM that is built as one whose state is still to come ([`snapshot::load`]). Returns false if its end was asked for.
+fn await_arrival(vm: &Vm) -> bool {
+    let mut phase = vm.phase.lock();
+    let is_to_end = matches!(*phase, Phase::Leaving(Departure::End(_)));
+    if !is_to_end {
+        *phase = Phase::Created;
+    }
+    !is_to_end
 }
 
 /// Starts the first vCPU, unless the VM's end was asked for while it was built.

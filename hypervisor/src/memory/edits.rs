@@ -10,7 +10,7 @@ use core::ops::Range;
 use mmu::frames::Run;
 use mmu::gstage::{Comes, Ready, Returned, Span, SwapSlot};
 use mmu::shadow::Host;
-use mmu::{Edits, Promoted, Promotion};
+use mmu::{Collected, Edits, Promoted, Promotion};
 use rv::{Gpa, Pfn};
 
 /// Lends the VM's memory until the lock is given back. `None` if the VM has no memory any more.
@@ -61,6 +61,18 @@ pub(crate) fn rest_originals<E: Env>(
     env: &mut E,
 ) -> u64 {
     edit((g, vm, vm.memory.lock()), env, |edits| g.pager.rest_shown(edits, homes, portion)).unwrap_or(0)
+}
+
+/// Collects pages that have changed, so many runs of them at most. `None` if the VM has no memory any more.
+pub(crate) fn collect<E: Env>(
+    g: &Gnomon,
+    vm: &Vm,
+    range: (Pfn<Gpa>, Pfn<Gpa>),
+    is_first: bool,
+    most: usize,
+    env: &mut E,
+) -> Option<Collected> {
+    edit((g, vm, vm.memory.lock()), env, |edits| edits.collect(range, is_first, most))
 }
 
 /// Does a portion of making one large page of small ones.

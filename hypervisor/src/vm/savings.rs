@@ -9,6 +9,8 @@ pub struct Savings {
     pub(crate) last: u32,
     /// The one that is being taken.
     pub(crate) now: Option<Saving>,
+    /// The part of its state that has come from another machine ([`crate::life::snapshot`]).
+    pub(crate) arrived: Vec<u8>,
 }
 
 impl Savings {

@@ -211,6 +211,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         boot_command: None,
         rng_seed: Vec::new(),
         restore: None,
+        incoming: false,
     }
 }
 

@@ -16,9 +16,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// The longest request, in bytes of a frame.
-pub const MOST_REQUEST_BYTES: usize = 4 << 10;
+pub const MOST_REQUEST_BYTES: usize = 16 << 10;
 /// The longest answer, in bytes of a frame. A client with one request in flight never has more to read.
 pub const MOST_ANSWER_BYTES: usize = 16 << 10;
 
@@ -52,6 +52,8 @@ pub enum Request {
     Debug(u64, debug::Debug),
     /// A snapshot's request about the VM of that number.
     Save(u64, save::Save),
+    /// A request about a VM that arrives, the one of that number.
+    Load(u64, save::Load),
     /// Asks for output of the VM of that number: [`Answer::Output`].
     Output {
         /// The VM.
@@ -131,6 +133,8 @@ pub enum Answer {
     State(Bytes),
     /// Some pages of a VM's RAM.
     Pages(save::Pages),
+    /// Pages that have changed.
+    Changed(save::Changed),
     /// Output of a VM.
     Output(Output),
     /// The number of typed bytes, from the first on, that the VM had room for.
@@ -264,6 +268,8 @@ pub enum VmState {
     Waiting,
     /// The VM is being started, for the first time or after a reset.
     Starting,
+    /// The VM arrives from another machine, and has not started here.
+    Arriving,
     /// The VM runs.
     Running,
     /// The VM is paused.
@@ -281,6 +287,7 @@ impl VmState {
         match self {
             Self::Waiting => "waiting",
             Self::Starting => "starting",
+            Self::Arriving => "arriving",
             Self::Running => "running",
             Self::Paused => "paused",
             Self::Ending => "ending",
@@ -332,6 +339,11 @@ mod tests {
                 next: u64::MAX,
                 first: vec![u64::MAX; save::MOST_PAGES],
                 bytes: Bytes(vec![0xff; save::MOST_PAGES * 4096]),
+            }),
+            Answer::Changed(save::Changed {
+                next: u64::MAX,
+                changed: vec![(u64::MAX, u64::MAX); save::MOST_RUNS],
+                zero: vec![(1, u64::MAX); save::MOST_RUNS],
             }),
             Answer::Output(Output { at: u64::MAX, bytes: vec![0; MOST_OUTPUT], is_over: true }),
             Answer::Taken(128),
@@ -428,13 +440,15 @@ mod tests {
 
     #[test]
     fn so_many_pages_fit_into_an_answer() {
-        let all = answers().into_iter().filter(|answer| matches!(answer, Answer::State(_) | Answer::Pages(_)));
+        let all = answers()
+            .into_iter()
+            .filter(|answer| matches!(answer, Answer::State(_) | Answer::Pages(_) | Answer::Changed(_)));
         all.for_each(|answer| assert!(encode(u32::MAX, &answer).len() <= MOST_ANSWER_BYTES));
     }
 
     #[test]
     fn requests_are_as_short_as_is_said() {
-        let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 32));
+        let longest = Request::Set("x".repeat(MOST_REQUEST_BYTES - 128));
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let longest = Request::Type(u64::MAX, vec![0xff; MOST_TYPED]);
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
@@ -442,6 +456,10 @@ mod tests {
         let (connection, most, at) = (u32::MAX, u32::MAX, u64::MAX);
         let exchange = port::Exchange { connection, at, bytes, from: at, most };
         let longest = Request::Port(u64::MAX, u32::MAX, port::Wish::Exchange(exchange));
+        assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
+        let pages = Bytes(vec![0xff; save::MOST_PAGES * 4096]);
+        let pages = save::Pages { next: u64::MAX, first: vec![u64::MAX; save::MOST_PAGES], bytes: pages };
+        let longest = Request::Load(u64::MAX, save::Load::Pages(pages));
         assert!(encode(u32::MAX, &longest).len() <= MOST_REQUEST_BYTES);
         let bytes = vec![0xff; debug::MOST_WRITE];
         let longest = Request::Debug(u64::MAX, debug::Debug::Write { vcpu: u32::MAX, at: u64::MAX, bytes });

@@ -35,6 +35,61 @@ pub enum Save {
     /// End it; if [`Save::Begin`] has paused the VM it goes on: [`super::Answer::Done`]. It is refused if the VM went on meanwhile: then
     /// what was given out is worth nothing. [`NOT_YET`] is one of which nothing was given out.
     End(u32),
+    /// Begin or end the dirty log of a VM, for a migration while it runs: [`super::Answer::Done`]. It is refused where hardware would write to memory
+    /// unseen.
+    Log(bool),
+    /// Collect pages that have changed since they were last collected, from that one on; the first time all that are not zero. The log must be on:
+    /// [`super::Answer::Changed`].
+    Changed {
+        /// The first page.
+        from: u64,
+        /// True in the first round.
+        is_first: bool,
+    },
+    /// Pages of RAM from that one on that are not zero, of a VM whose log is on: as [`Save::Pages`].
+    Look(u64),
+    /// The snapshot's VM is given to another machine: it stays paused though the command goes: [`super::Answer::Done`]. A request that resumes it is
+    /// the only way back.
+    Give(u32),
+}
+
+/// Most runs of pages in an answer.
+pub const MOST_RUNS: usize = 256;
+
+/// Pages that have changed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Changed {
+    /// The page to continue from.
+    pub next: u64,
+    /// Runs of pages that may have changed: the first one, and how many. The first run may begin before the page that was asked for.
+    pub changed: Vec<(u64, u64)>,
+    /// Runs of pages that are zero now.
+    pub zero: Vec<(u64, u64)>,
+}
+
+/// A request about a VM that arrives from another machine ([`crate::bundle::VmConfig::incoming`]). It may be repeated while the VM has not started.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Load {
+    /// Pages of RAM, at most [`MOST_PAGES`]: [`super::Answer::Done`], or [`super::Answer::Later`].
+    Pages(Pages),
+    /// Pages that are zero: [`super::Answer::Pages`], whose `next` says how far it has come.
+    Zero {
+        /// The first one.
+        from: u64,
+        /// The page behind the last.
+        end: u64,
+    },
+    /// The state from that byte on, at most [`MOST_STATE`] bytes; from 0 on it begins anew: [`super::Answer::Done`].
+    State {
+        /// The first byte.
+        from: u32,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// All is there: check whether the VM can go on: [`super::Answer::Done`].
+    Check,
+    /// Go on: [`super::Answer::Done`]. From then on the VM runs here.
+    Start,
 }
 
 /// The number of a snapshot that the VM does not stand still for yet, or whose own number was lost on the way.

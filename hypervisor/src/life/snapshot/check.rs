@@ -22,8 +22,12 @@ use sbi_spec::nacl::shmem_size;
 /// # Errors
 /// A message that says why it cannot, and what to do.
 pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> {
-    let Some(bytes) = &config.restore else { return Ok(None) };
-    let state = State::decode(&bytes.0).ok_or("the state of its snapshot is malformed")?;
+    config.restore.as_ref().map(|bytes| check_state(&bytes.0, config, offer)).transpose()
+}
+
+/// Returns that state, if the VM can go on from it.
+pub(super) fn check_state(bytes: &[u8], config: &VmConfig, offer: &Offer) -> Result<State, String> {
+    let state = State::decode(bytes).ok_or("the state of its snapshot is malformed")?;
     let told = &state.told;
     let vcpus = state.vcpus.len();
     if vcpus != config.vcpus as usize || vcpus == 0 || vcpus > MAX_VCPUS as usize {
@@ -69,7 +73,7 @@ pub fn check(config: &VmConfig, offer: &Offer) -> Result<Option<State>, String> 
     if !state.vcpus.iter().any(|vcpu| vcpu.is_started) {
         return Err("no vCPU of its snapshot is started".into());
     }
-    Ok(Some(state))
+    Ok(state)
 }
 
 /// Checks the facts that the guest was told of its harts.
@@ -217,9 +221,20 @@ pub(crate) fn disks(config: &VmConfig, offer: &Offer) -> Vec<DiskState> {
     ports.map(state).collect()
 }
 
+/// The time from a VM's first state to the start of the machine to which it comes, at most.
+const AHEAD_SECONDS: u64 = 60;
+
 /// Returns the least time that the machine's clock has to show, where guests read that themselves: the latest that any
 /// of those VMs has seen. `None` if none goes on from a snapshot.
 pub fn clock<'a>(vms: impl IntoIterator<Item = &'a VmConfig>) -> Option<u64> {
-    let time = |vm: &VmConfig| Some(State::decode(&vm.restore.as_ref()?.0)?.told.time);
+    let time = |vm: &VmConfig| {
+        let told = State::decode(&vm.restore.as_ref()?.0)?.told;
+        // One that arrives runs on elsewhere until it is here: the clock is to be ahead of it then.
+        Some(if vm.incoming {
+            told.time.saturating_add(told.timebase.saturating_mul(AHEAD_SECONDS))
+        } else {
+            told.time
+        })
+    };
     vms.into_iter().filter_map(time).filter(|time| *time < MOST_TIME).max()
 }

@@ -4,10 +4,13 @@
 //! that of one which has just been started. The state replaces what [`VcpuRun::reset`](crate::vm::vcpu::VcpuRun::reset)
 //! and the devices' resets would leave.
 
+mod arrive;
 mod check;
+mod log;
 mod put;
 pub(crate) mod take;
 
+pub(crate) use arrive::ask as load;
 pub(crate) use check::disks;
 pub use check::{check, clock};
 pub(crate) use put::put;

@@ -14,6 +14,7 @@ use crate::hart::env::Env;
 use crate::life::lifecycle;
 use crate::life::lifecycle::let_go;
 use crate::life::snapshot;
+use crate::life::snapshot::log;
 use crate::life::undone::{Done, Undone, answer, refuse};
 use crate::vm::Vm;
 use crate::vm::savings::Saving;
@@ -34,8 +35,14 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
     answer(match wish {
         Save::Begin => begin(g, vm, env).map(Answer::Saving),
         Save::State { id, from } => state(vm, id, from).map(|bytes| Answer::State(Bytes(bytes))),
-        Save::Pages { id, from } => pages(g, vm, (id, from), env).map(Answer::Pages),
+        // It asks for the state first: without that there is no snapshot.
+        Save::Pages { id, from } => state(vm, id, u32::MAX).and_then(|_| pages(g, vm, from, env)).map(Answer::Pages),
         Save::End(id) => end(g, vm, id, env).map(|()| Answer::Done),
+        Save::Log(on) => log::switch(g, vm, on).map(|()| Answer::Done),
+        Save::Changed { from, is_first } => log::changed(g, vm, (from, is_first), env).map(Answer::Changed),
+        Save::Look(from) => log::check(vm).and_then(|()| pages(g, vm, from, env)).map(Answer::Pages),
+        // The command's side keeps it from being ended when the command goes.
+        Save::Give(id) => state(vm, id, u32::MAX).map(|_| Answer::Done),
     })
 }
 
@@ -178,11 +185,9 @@ enum Seen {
     Away,
 }
 
-fn pages<E: Env>(g: &Gnomon, vm: &Vm, (id, from): (u32, u64), env: &mut E) -> Done<Pages> {
+fn pages<E: Env>(g: &Gnomon, vm: &Vm, from: u64, env: &mut E) -> Done<Pages> {
     /// Steps of one answer: a page that is zero, or copied, takes some 2,000 instructions.
     const MOST_STEPS: usize = 64;
-    // It asks for the state first: without that there is no snapshot.
-    state(vm, id, u32::MAX)?;
     let base = Addr::<Gpa>::new(GUEST_RAM_BASE).pfn();
     let end = base.add(vm.config.memory_bytes / PAGE_BYTES);
     if from > end.raw() - base.raw() {

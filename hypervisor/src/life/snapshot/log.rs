@@ -1,0 +1,60 @@
+//! The dirty log of a VM that migrates while it runs ([`mmu::gstage::Change`]): pages are collected by the control channel in portions.
+
+use crate::gnomon::Gnomon;
+use crate::hart::env::Env;
+use crate::life::undone::{Done, refuse};
+use crate::memory::edits;
+use crate::vm::Vm;
+use abi::bundle::GUEST_RAM_BASE;
+use abi::control::save::{Changed, MOST_RUNS};
+use alloc::vec::Vec;
+use core::ops::Range;
+use mmu::gstage::Images;
+use rv::{Addr, Gpa, PAGE_BYTES, Pfn};
+
+const OFF: &str = "its dirty log is not on: it has not begun, or the VM has started over";
+const UNSEEN: &str = "its harts set A and D in its tables without telling Gnomon, because it was promised Svadu behind a G-stage: \
+                      start it with --svadu off, or migrate it while it stands still";
+
+/// Begins or ends the log.
+pub(super) fn switch(g: &Gnomon, vm: &Vm, on: bool) -> Done<()> {
+    if on && vm.translation.images(&vm.config, &g.offer) == Images::Private {
+        return refuse(UNSEEN);
+    }
+    let mut guard = vm.memory.lock();
+    let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };
+    match on {
+        true => memory.space.begin_log(),
+        false => memory.space.end_log(),
+    }
+    Ok(())
+}
+
+/// Checks that the log is on.
+pub(super) fn check(vm: &Vm) -> Done<()> {
+    match vm.memory.lock().as_ref() {
+        Some(memory) if memory.space.is_logged() => Ok(()),
+        _ => refuse(OFF),
+    }
+}
+
+/// Collects pages from `from` on; all that are not zero if it `is_first`.
+pub(super) fn changed<E: Env>(g: &Gnomon, vm: &Vm, (from, is_first): (u64, bool), env: &mut E) -> Done<Changed> {
+    check(vm)?;
+    let base = Addr::<Gpa>::new(GUEST_RAM_BASE).pfn();
+    let end = base.add(vm.config.memory_bytes / PAGE_BYTES);
+    if from > end.raw() - base.raw() {
+        return refuse("it has not so many pages");
+    }
+    let range = (base.add(from), end);
+    let Some(collected) = edits::collect(g, vm, range, is_first, MOST_RUNS, env) else { return refuse(OFF) };
+    let number = |page: u64| page - base.raw();
+    let runs = |runs: Vec<Range<u64>>| runs.iter().map(|run| (number(run.start), run.end - run.start)).collect();
+    let next = number(collected.next.raw());
+    Ok(Changed { next, changed: runs(collected.changed), zero: runs(collected.zero) })
+}
+
+/// Returns the first page of RAM behind which nothing is.
+pub(super) fn end(vm: &Vm) -> Pfn<Gpa> {
+    Addr::<Gpa>::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn()
+}
