@@ -46,7 +46,10 @@ impl Copy {
 
     fn fetch(&mut self, g: &Gnomon, hart: &mut Hart) {
         while let Some(page) = self.pending.first().copied() {
-            let Answer::Pages(Pages { next, first, bytes }) = save(g, hart, Save::Look(page)) else { panic!("pages") };
+            let Answer::Pages(Pages { next, first, bytes }) = save(g, hart, Save::Look { from: page, end: u64::MAX })
+            else {
+                panic!("pages")
+            };
             for page in page..next {
                 if self.pending.remove(&page) {
                     self.pages.remove(&page);
@@ -195,7 +198,7 @@ fn a_migration_that_ends_leaves_the_vm_as_it_was() {
     let mut copy = Copy::default();
     copy.collect(&w.g, &mut w.hart, true, |_| {});
     assert_eq!(save(&w.g, &mut w.hart, Save::Log(false)), Answer::Done);
-    assert!(matches!(save(&w.g, &mut w.hart, Save::Look(0)), Answer::Refused(_)));
+    assert!(matches!(save(&w.g, &mut w.hart, Save::Look { from: 0, end: 1 }), Answer::Refused(_)));
     write_word(&mut w, word(5), 6);
     assert_eq!(read_word(&mut w, word(5)), 6);
 }

@@ -5,6 +5,7 @@ mod console;
 mod control;
 mod exec;
 mod gdb;
+mod migrate;
 mod port;
 mod run;
 mod script;
@@ -39,6 +40,7 @@ enum Action {
     Resume(control::ResumeArgs),
     Stop(control::StopArgs),
     Snapshot(snapshot::SnapshotArgs),
+    Migrate(migrate::MigrateArgs),
     Console(console::ConsoleArgs),
     Port(port::PortArgs),
     Gdb(gdb::GdbArgs),
@@ -81,6 +83,7 @@ impl Action {
             | Self::Resume(_)
             | Self::Stop(_)
             | Self::Snapshot(_)
+            | Self::Migrate(_)
             | Self::Console(_)
             | Self::Port(_)
             | Self::Gdb(_)
@@ -114,6 +117,7 @@ pub fn main() -> ExitCode {
         Action::Resume(args) => args.run(),
         Action::Stop(args) => args.run(),
         Action::Snapshot(args) => args.run(),
+        Action::Migrate(args) => args.run(),
         Action::Console(args) => args.run(),
         Action::Port(args) => args.run(),
         Action::Gdb(args) => args.run(),

@@ -2,6 +2,7 @@
 
 use super::control::no_tunable;
 use super::script::print;
+use crate::control::migrate::{Address, Incoming};
 use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::host::tty::{self, TerminalSize};
@@ -11,7 +12,7 @@ use crate::machine::meter::{MeterSpec, Report};
 use crate::machine::net::ForwardTo;
 use crate::machine::share::ShareSpec;
 use crate::machine::swap::SwapSpec;
-use crate::run::{self, Reach, RunSpec, ShowSpec};
+use crate::run::{self, Arrival, Reach, RunSpec, ShowSpec};
 use crate::system;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
 use crate::vm::mode;
@@ -23,6 +24,7 @@ use abi::vmspace::Way;
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Run virtual machines.
@@ -41,6 +43,9 @@ pub struct RunArgs {
     /// Restore a snapshot (gnomon snapshot), with its memory, vCPUs and devices (see docs/snapshots.md)
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
+    /// Wait for a VM that comes from another run (gnomon migrate), at unix:PATH or tcp:HOST:PORT (see docs/migration.md)
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["restore", "files", "exec", "dry_run"])]
+    incoming: Option<Address>,
     /// The VM's name
     #[arg(long)]
     name: Option<String>,
@@ -273,7 +278,29 @@ impl RunArgs {
     ///
     /// # Errors
     /// Whatever kept the machine from starting.
-    pub fn run(self) -> miette::Result<u8> {
+    pub fn run(mut self) -> miette::Result<u8> {
+        let Some(address) = self.incoming.take() else { return self.run_here(None) };
+        if self.control == Some(Switch::Off) {
+            return Err(miette::miette!(
+                help = "leave out --control off",
+                "a VM that comes from another run comes by the control channel"
+            ));
+        }
+        tty::say(&format!("gnomon: waiting for a VM at {address}"));
+        let incoming = Incoming::wait(&address)?;
+        self.restore = Some(incoming.path().to_owned());
+        let shared = Arc::new(Mutex::new(Some(incoming)));
+        let result = self.run_here(Some(Arc::clone(&shared)));
+        // Nobody has taken it: no machine could be started for it.
+        let left = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (Some(incoming), Err(why)) = (left, &result) {
+            incoming.refuse(&why.to_string());
+        }
+        result
+    }
+
+    /// Runs it here, with a VM that comes if one does.
+    fn run_here(self, incoming: Option<Arrival>) -> miette::Result<u8> {
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
         let reach = match self.control {
@@ -288,6 +315,7 @@ impl RunArgs {
             reach,
             is_unconfined: self.no_sandbox,
         };
+        let is_incoming = incoming.is_some();
         let mut spec = self.into_spec()?;
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
@@ -298,6 +326,7 @@ impl RunArgs {
         show.stats.as_deref().map_or(Ok(()), |path| run::STATS.check(path))?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
+        spec.is_incoming = is_incoming;
         let prepared = run::prepare(&spec, None)?;
         tty::say(&prepared.versions.to_string());
         provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
@@ -314,7 +343,7 @@ impl RunArgs {
             print(&format!("{}\n", prepared.kept()?.command_line()))?;
             return Ok(0);
         }
-        let end = run::run(&prepared, spec.exec.as_deref(), &show)?;
+        let end = run::run(&prepared, spec.exec.as_deref(), (&show, incoming))?;
         if let Some(meter) = &spec.meter {
             for remark in Report::read(&meter.out)?.remarks() {
                 tty::say(&format!("gnomon: meter: {remark}"));
@@ -390,6 +419,7 @@ impl RunArgs {
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
             terminal: TerminalSize::of_output().filter(|_| self.exec.is_none()),
+            is_incoming: false,
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
             meter,

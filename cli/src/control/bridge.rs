@@ -36,6 +36,8 @@ struct Holds {
     debugs: Option<u64>,
     /// The VM that stands still for its snapshot, and the number of that.
     saves: Option<(u64, u32)>,
+    /// The VM whose dirty log is on for it.
+    logs: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -240,7 +242,9 @@ impl Shared {
                 let before = held.saves.replace((*vm, id)).filter(|before| *before != (*vm, NOT_YET));
                 before.into_iter().for_each(|save| self.end_save(save));
             }
-            (Request::Save(vm, Save::End(_)), Answer::Done) => {
+            (Request::Save(vm, Save::Log(on)), Answer::Done) => held.logs = on.then_some(*vm),
+            // One that was given away is not to run here again because the command is gone.
+            (Request::Save(vm, Save::End(_) | Save::Give(_)), Answer::Done) => {
                 held.saves.take_if(|(own, _)| own == vm);
             }
             _ => {}
@@ -251,6 +255,9 @@ impl Shared {
     fn release(&self, held: Holds) {
         held.debugs.into_iter().for_each(|vm| self.detach(vm));
         held.saves.into_iter().for_each(|save| self.end_save(save));
+        if let Some(vm) = held.logs {
+            let _ = self.pass_on(&Request::Save(vm, Save::Log(false)));
+        }
     }
 
     /// Discards a snapshot that is no longer wanted. It may have ended by itself.

@@ -10,6 +10,7 @@ pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
+pub mod migrate;
 mod ports;
 pub mod prometheus;
 pub mod runs;

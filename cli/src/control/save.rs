@@ -140,7 +140,13 @@ impl<'a> Held<'a> {
         Ok(Saved { bytes: file.written.bytes + end.len() as u64, ..file.written })
     }
 
-    fn state(&mut self) -> Result<Vec<u8>, ControlError> {
+    /// What has begun.
+    pub(super) const fn saving(&self) -> Saving {
+        self.saving
+    }
+
+    /// Fetches the VM's state.
+    pub(super) fn state(&mut self) -> Result<Vec<u8>, ControlError> {
         let (id, all) = (self.saving.id, self.saving.state_bytes as usize);
         let mut state = Vec::new();
         while state.len() < all {
@@ -163,14 +169,18 @@ impl<'a> Held<'a> {
 }
 
 /// Asks, again and again while it is to be later.
-fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> Result<Answer, ControlError> {
-    let what = format!("cannot take a snapshot of VM `{name}`");
+pub(super) fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> Result<Answer, ControlError> {
+    patiently(client, &format!("cannot take a snapshot of VM `{name}`"), &Request::Save(vm, wish))
+}
+
+/// Asks, again and again while it is to be later.
+pub(super) fn patiently(client: &mut Client, what: &str, request: &Request) -> Result<Answer, ControlError> {
     let until = Instant::now() + PATIENCE;
     loop {
-        match client.ask(&what, &Request::Save(vm, wish))? {
+        match client.ask(what, request)? {
             Answer::Later if Instant::now() >= until => {
                 let why = "the VM did not pause, or its memory could not be read".into();
-                return Err(ControlError::Refused { run: client.run().into(), what, why });
+                return Err(ControlError::Refused { run: client.run().into(), what: what.into(), why });
             }
             Answer::Later => sleep(PAUSE),
             answer => return Ok(answer),

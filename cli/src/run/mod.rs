@@ -12,6 +12,8 @@ mod waiting;
 
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
+use crate::control::client::Client;
+use crate::control::migrate::Incoming;
 use crate::control::runs::{Claim, Runs};
 use crate::host::tty;
 use crate::host::words::quoted_path;
@@ -20,11 +22,14 @@ use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
+use abi::control::Request;
 use abi::record::Record;
 pub use prepare::{Prepared, Versions, nested, prepare};
 pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Instant;
 use waiting::Waiting;
 
@@ -60,6 +65,24 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
     }
 }
 
+/// A VM that comes, until a thread takes it.
+pub type Arrival = Arc<Mutex<Option<Incoming>>>;
+
+/// Takes a VM that comes, when the machine is there: in a thread of its own.
+fn await_vm(arrival: &Arrival, run: &str) -> Result<(), ControlError> {
+    let Some(incoming) = arrival.lock().unwrap_or_else(PoisonError::into_inner).take() else { return Ok(()) };
+    let mut client = Client::of(Some(run))?;
+    thread::spawn(move || match incoming.take(&mut client) {
+        Ok(()) => tty::say("gnomon: the VM runs here now"),
+        Err(why) => {
+            tty::say(&format!("gnomon: the VM did not come: {why}"));
+            // The run ends with its only VM.
+            let _ = client.tell("cannot end what came of the VM", &Request::Stop(0));
+        }
+    });
+    Ok(())
+}
+
 /// Returns the machine of a run, in its sandbox unless the user wants none, which is said loudly.
 fn machine_of(prepared: &Prepared, show: &ShowSpec) -> MachineSpec {
     let mut spec = prepared.machine.clone();
@@ -72,9 +95,22 @@ fn machine_of(prepared: &Prepared, show: &ShowSpec) -> MachineSpec {
 ///
 /// # Errors
 /// If QEMU cannot be run at all, or the counters not be written; everything else is told in [`RunEnd`].
-pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
+pub fn run(
+    prepared: &Prepared,
+    exec: Option<&str>,
+    (show, incoming): (&ShowSpec, Option<Arrival>),
+) -> miette::Result<RunEnd> {
     let mut spec = machine_of(prepared, show);
     let bridge = reach(prepared, &mut spec, &show.reach)?;
+    if let Some(arrival) = incoming {
+        let Some(bridge) = &bridge else {
+            return Err(miette::miette!(
+                help = "see the message before",
+                "the VM cannot come: no command can reach this run"
+            ));
+        };
+        await_vm(&arrival, bridge.name())?;
+    }
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(

@@ -182,7 +182,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .iter()
         .map(|vm| {
             let (mut config, placed) = match &vm.restore {
-                Some(path) => restored(vm, path, &mut pack)?,
+                Some(path) => restored(vm, (path, spec.is_incoming), &mut pack)?,
                 None => place(vm, contents(vm, spec, &mut versions)?, spec, &mut pack)?,
             };
             config.disks = numbers.by_ref().take(vm.disks.len()).collect();
@@ -374,9 +374,9 @@ fn place(vm: &VmSpec, contents: Contents, spec: &RunSpec, pack: &mut Pack) -> mi
 }
 
 /// Configures a VM that is restored from a snapshot. It boots no kernel.
-fn restored(vm: &VmSpec, path: &Path, pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
+fn restored(vm: &VmSpec, (path, incoming): (&Path, bool), pack: &mut Pack) -> miette::Result<(VmConfig, Vec<Placed>)> {
     let Restored { state, placed } = restore::load(path, pack)?;
-    Ok((VmConfig { restore: Some(Bytes(state)), ..config(vm) }, placed))
+    Ok((VmConfig { restore: Some(Bytes(state)), incoming, ..config(vm) }, placed))
 }
 
 /// A VM without anything in its memory.

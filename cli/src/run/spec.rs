@@ -54,6 +54,8 @@ pub struct RunSpec {
     pub console: ConsoleMode,
     /// The size of the terminal that shells run on, if it is one.
     pub terminal: Option<TerminalSize>,
+    /// True if the VM comes from another run: its snapshot only describes it.
+    pub is_incoming: bool,
 }
 
 /// The settings by which a run is shown and reached.
@@ -105,6 +107,7 @@ impl RunSpec {
             qemu_args: Vec::new(),
             console: ConsoleMode::Lines,
             terminal: None,
+            is_incoming: false,
         }
     }
 

@@ -46,8 +46,13 @@ pub enum Save {
         /// True in the first round.
         is_first: bool,
     },
-    /// Pages of RAM from that one on that are not zero, of a VM whose log is on: as [`Save::Pages`].
-    Look(u64),
+    /// Pages of RAM of a VM whose log is on that are not zero: as [`Save::Pages`].
+    Look {
+        /// The first page.
+        from: u64,
+        /// The page behind the last.
+        end: u64,
+    },
     /// The snapshot's VM is given to another machine: it stays paused though the command goes: [`super::Answer::Done`]. A request that resumes it is
     /// the only way back.
     Give(u32),

@@ -36,11 +36,13 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
         Save::Begin => begin(g, vm, env).map(Answer::Saving),
         Save::State { id, from } => state(vm, id, from).map(|bytes| Answer::State(Bytes(bytes))),
         // It asks for the state first: without that there is no snapshot.
-        Save::Pages { id, from } => state(vm, id, u32::MAX).and_then(|_| pages(g, vm, from, env)).map(Answer::Pages),
+        Save::Pages { id, from } => {
+            state(vm, id, u32::MAX).and_then(|_| pages(g, vm, (from, u64::MAX), env)).map(Answer::Pages)
+        }
         Save::End(id) => end(g, vm, id, env).map(|()| Answer::Done),
         Save::Log(on) => log::switch(g, vm, on).map(|()| Answer::Done),
         Save::Changed { from, is_first } => log::changed(g, vm, (from, is_first), env).map(Answer::Changed),
-        Save::Look(from) => log::check(vm).and_then(|()| pages(g, vm, from, env)).map(Answer::Pages),
+        Save::Look { from, end } => log::check(vm).and_then(|()| pages(g, vm, (from, end), env)).map(Answer::Pages),
         // The command's side keeps it from being ended when the command goes.
         Save::Give(id) => state(vm, id, u32::MAX).map(|_| Answer::Done),
     })
@@ -185,7 +187,7 @@ enum Seen {
     Away,
 }
 
-fn pages<E: Env>(g: &Gnomon, vm: &Vm, from: u64, env: &mut E) -> Done<Pages> {
+fn pages<E: Env>(g: &Gnomon, vm: &Vm, (from, most): (u64, u64), env: &mut E) -> Done<Pages> {
     /// Steps of one answer: a page that is zero, or copied, takes some 2,000 instructions.
     const MOST_STEPS: usize = 64;
     let base = Addr::<Gpa>::new(GUEST_RAM_BASE).pfn();
@@ -193,6 +195,7 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, from: u64, env: &mut E) -> Done<Pages> {
     if from > end.raw() - base.raw() {
         return refuse("it has not so many pages");
     }
+    let end = base.add(most.min(end.raw() - base.raw()));
     let mut page = base.add(from);
     let mut answer = Pages { next: 0, first: Vec::new(), bytes: Bytes::default() };
     let mut copy = Copy([0; PAGE_BYTES as usize]);

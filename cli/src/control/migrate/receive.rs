@@ -1,0 +1,134 @@
+//! The side to which a VM comes.
+
+use super::{Address, Line, MigrateError, Reply, Sent};
+use crate::control::ControlError;
+use crate::control::client::Client;
+use crate::control::save::patiently;
+use crate::host::place::IoError;
+use abi::control::save::{Load, MOST_STATE};
+use abi::control::{Answer, Request, VmState};
+use abi::snapshot::bytes::Bytes;
+use abi::snapshot::file::Writer;
+use std::io::Write;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::NamedTempFile;
+
+/// The time limit for the first message, and for each one after it.
+const QUIET: Duration = Duration::from_secs(120);
+/// The time limit for the machine to make the VM.
+const MADE: Duration = Duration::from_secs(120);
+/// The pause between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A VM that comes.
+#[derive(Debug)]
+pub struct Incoming {
+    line: Line,
+    /// A snapshot without pages: the VM's description.
+    file: NamedTempFile,
+}
+
+impl Incoming {
+    /// Waits at that place until a VM comes, and takes its description.
+    ///
+    /// # Errors
+    /// [`MigrateError`].
+    pub fn wait(address: &Address) -> Result<Self, MigrateError> {
+        let mut line = Line::at(address)?;
+        let Sent::Hello(state) = line.get(QUIET)? else {
+            return Err(MigrateError::Nonsense("it does not begin with a state"));
+        };
+        let at = |source| IoError::at("write a file in", std::env::temp_dir())(source);
+        let mut file = NamedTempFile::with_prefix("gnomon-incoming-").map_err(at)?;
+        let (writer, front) = Writer::begin(&state.0);
+        file.write_all(&front).and_then(|()| file.write_all(&writer.end())).map_err(at)?;
+        Ok(Self { line, file })
+    }
+
+    /// Returns the path of a snapshot that describes the VM.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Tells the sender that the VM cannot come.
+    pub fn refuse(mut self, why: &str) {
+        // It may be gone.
+        let _ = self.line.put(&Reply::Refused(why.into()));
+    }
+
+    /// Takes the VM, whose number is 0, in a run that has been started for it.
+    ///
+    /// # Errors
+    /// [`MigrateError`]. The VM has not started then, and the sender has been told.
+    pub fn take(mut self, client: &mut Client) -> Result<(), MigrateError> {
+        let taken = self.take_all(client);
+        if let Err(why) = &taken {
+            let _ = self.line.put(&Reply::Refused(why.to_string()));
+        }
+        taken
+    }
+
+    fn take_all(&mut self, client: &mut Client) -> Result<(), MigrateError> {
+        await_vm(client)?;
+        self.line.put(&Reply::Ready)?;
+        loop {
+            match self.line.get(QUIET)? {
+                Sent::Hello(_) => return Err(MigrateError::Nonsense("a second state comes first")),
+                Sent::Pages(pages) => load(client, Load::Pages(pages)).map(drop)?,
+                Sent::Zero(mut from, end) => {
+                    while from < end {
+                        match load(client, Load::Zero { from, end })? {
+                            Answer::Pages(pages) if pages.next > from => from = pages.next,
+                            _ => return Err(client.nonsense().into()),
+                        }
+                    }
+                }
+                Sent::Sync => self.line.put(&Reply::Synced)?,
+                Sent::State(state) => {
+                    for (n, piece) in state.0.chunks(MOST_STATE).enumerate() {
+                        let from = (n * MOST_STATE) as u32;
+                        load(client, Load::State { from, bytes: Bytes(piece.into()) })?;
+                    }
+                    load(client, Load::Check)?;
+                    self.line.put(&Reply::Checked)?;
+                }
+                Sent::Commit => {
+                    load(client, Load::Start)?;
+                    // It runs here, whether or not the sender hears of it.
+                    let _ = self.line.put(&Reply::Started);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn load(client: &mut Client, load: Load) -> Result<Answer, ControlError> {
+    patiently(client, "cannot take the VM", &Request::Load(0, load))
+}
+
+/// Waits until the machine has made the VM.
+fn await_vm(client: &mut Client) -> Result<(), MigrateError> {
+    let until = Instant::now() + MADE;
+    loop {
+        match client.vms() {
+            Ok(vms) => match vms.vms.first().map(|vm| vm.state) {
+                Some(VmState::Arriving) => return Ok(()),
+                Some(VmState::Ended | VmState::Ending | VmState::Running) => {
+                    return Err(MigrateError::Refused("it could not be made here".into()));
+                }
+                _ => {}
+            },
+            Err(why @ (ControlError::Gone(_) | ControlError::Nonsense(_))) => return Err(why.into()),
+            // The machine boots.
+            Err(_) => {}
+        }
+        if Instant::now() >= until {
+            return Err(MigrateError::Refused("its machine did not start".into()));
+        }
+        sleep(PAUSE);
+    }
+}
