@@ -11,6 +11,8 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+/// The directory in which shares are mounted, by their tags.
+const MOUNTS: &str = "mnt";
 /// Harts in use.
 static HARTS: AtomicUsize = AtomicUsize::new(1);
 /// The process whose end is the end of the VM; 0 before it is there.
@@ -97,7 +99,7 @@ fn make_root() -> Arc<Place> {
     self::root()
 }
 
-/// Adds `/dev`, `/proc` and `/tmp` where they are missing.
+/// Adds `/dev`, `/proc` and `/tmp` where they are missing, and mounts shares.
 fn mount_systems(root: &Arc<Place>) -> Result<()> {
     for (name, mode) in [("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777)] {
         match root.node.create(name, New::Directory, Birth::root(mode)) {
@@ -108,6 +110,15 @@ fn mount_systems(root: &Arc<Place>) -> Result<()> {
     let on = |name: &str| root.node.lookup(name);
     crate::fs::path::mount(&on("dev")?, dev_root());
     crate::fs::path::mount(&on("proc")?, proc_root());
+    for tag in crate::share::tags() {
+        let directory =
+            |parent: &Arc<dyn Node>, name: &str| match parent.create(name, New::Directory, Birth::root(0o755)) {
+                Err(Errno::EXIST) => parent.lookup(name),
+                result => result,
+            };
+        let on = directory(&directory(&root.node, MOUNTS)?, &tag)?;
+        crate::fs::path::mount(&on, crate::share::root(&tag)?);
+    }
     Ok(())
 }
 

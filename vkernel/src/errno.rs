@@ -33,6 +33,8 @@ impl Errno {
     /// A call that a signal has interrupted, and that begins again if the signal's handler has `SA_RESTART`, or if none runs. No
     /// program gets this number.
     pub const RESTART: Self = Self(512);
+    /// A call that needs an answer of the host first ([`crate::share`]). No program gets this number.
+    pub const HOST: Self = Self(520);
     /// A call that is interrupted by a signal and begins again only if no handler runs.
     pub const RESTART_UNHANDLED: Self = Self(514);
 

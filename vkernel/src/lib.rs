@@ -5,6 +5,7 @@
 //! | `machine` | all that needs a hart |
 //! | `memory` | frames, tables, address spaces |
 //! | `fs` | files |
+//! | `share` | directories of the host |
 //! | `task` | threads and processes |
 //! | `call` | system calls |
 //! | `boot` | the start and the end of the VM |
@@ -23,6 +24,7 @@ pub mod link;
 pub mod machine;
 pub mod memory;
 pub mod random;
+pub mod share;
 pub mod sync;
 pub mod task;
 pub mod terminal;

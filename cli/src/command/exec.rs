@@ -6,6 +6,7 @@ use crate::host::build;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::share::ShareSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
 use abi::exec::{PORT, Start};
@@ -38,6 +39,9 @@ pub struct ExecArgs {
     /// The directory that is copied into the VM as its root directory
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// A directory of this host to share with the program, as /mnt/NAME: `:ro` for a read-only one; can be given more than once
+    #[arg(long, value_name = "DIR[:ro]")]
+    share: Vec<ShareSpec>,
     /// Set an environment variable of the program; can be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<String>,
@@ -141,6 +145,7 @@ impl ExecArgs {
             mmu: self.mmu.map(Mmu::mode),
             vmspace: self.vmspace,
             ports: Some(vec![PORT.into()]),
+            shares: Some(self.share.clone()).filter(|shares| !shares.is_empty()),
             ..VmFile::default()
         };
         Ok(RunSpec {

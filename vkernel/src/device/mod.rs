@@ -7,6 +7,8 @@ mod plic;
 #[cfg(feature = "machine")]
 mod port;
 #[cfg(feature = "machine")]
+mod share;
+#[cfg(feature = "machine")]
 mod uart;
 #[cfg(feature = "machine")]
 mod virtio;
@@ -33,7 +35,7 @@ pub fn start(board: &Board, boot_hart: u64) {
         plic::enable(source);
     }
     for (at, source) in &board.virtio {
-        if port::start(*at) {
+        if port::start(*at) || share::start(*at) {
             plic::enable(*source);
         }
     }
@@ -84,6 +86,16 @@ pub fn go_on() {}
 pub fn service() {
     port::service();
 }
+
+/// Moves messages to the servers of shares, and their answers.
+#[cfg(feature = "machine")]
+pub fn service_shares() {
+    share::service();
+}
+
+/// There are no devices.
+#[cfg(not(feature = "machine"))]
+pub fn service_shares() {}
 
 #[cfg(not(feature = "machine"))]
 fn interrupts() {}

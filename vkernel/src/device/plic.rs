@@ -44,6 +44,7 @@ pub fn claim_all() {
     // SAFETY: as above.
     let source = unsafe { read32(claim) };
     super::port::acknowledge();
+    super::share::acknowledge();
     super::uart::receive();
     if source != 0 {
         // SAFETY: as above.
