@@ -11,6 +11,8 @@ const PATIENCE_MS: u64 = 400_000;
 const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
 /// Programs whose output is the same on every kernel.
 const PROGRAMS: &str = include_str!("exec/programs.sh");
+/// Operations on files of shares.
+const SHARE: &str = include_str!("exec/share.sh");
 
 /// `gnomon exec`, with options before the program.
 fn exec(options: &[&str], program: &[&str]) -> Command {
@@ -62,8 +64,21 @@ fn prints(expected: &str, options: &[&str], program: &[&str]) {
 
 #[test]
 fn programs_do_the_same_as_on_linux_in_every_way() {
-    let expected = on_linux(&[], PROGRAMS);
-    assert!(expected.lines().count() > 60, "{expected}");
+    let dir = tempfile::tempdir().expect("a directory");
+    let shares = ["files", "fixed"].map(|name| dir.path().join(name));
+    for share in &shares {
+        fs::create_dir(share).expect("made");
+    }
+    fs::write(shares[0].join("given"), "by the host\n").expect("written");
+    fs::write(shares[1].join("f"), "fixed\n").expect("written");
+    fs::write(shares[1].join("program"), "#!/bin/sh\necho run\n").expect("written");
+    fs::set_permissions(shares[1].join("program"), fs::Permissions::from_mode(0o755)).expect("set");
+    let [files, fixed] = shares.map(|share| share.to_str().expect("a name").to_owned());
+    let fixed = format!("{fixed}:ro");
+    let shares = ["--share", &files, "--share", &fixed];
+    let script = format!("{PROGRAMS}\n{SHARE}");
+    let expected = on_linux(&shares, &script);
+    assert!(expected.lines().count() > 130, "{expected}");
     for options in [
         &["--vcpus", "2"][..],
         &["--vmspace", "nested", "--vcpus", "2"],
@@ -71,7 +86,7 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
         &["--mmu", "lazy"],
         &["--no-h", "--vmspace", "soft"],
     ] {
-        prints(&expected, options, &["busybox", "sh", "-c", PROGRAMS]);
+        prints(&expected, &[options, &shares].concat(), &["busybox", "sh", "-c", &script]);
     }
 }
 

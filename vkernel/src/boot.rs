@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The directory in which shares are mounted, by their tags.
-const MOUNTS: &str = "mnt";
+pub const MOUNTS: &str = "mnt";
 /// Harts in use.
 static HARTS: AtomicUsize = AtomicUsize::new(1);
 /// The process whose end is the end of the VM; 0 before it is there.

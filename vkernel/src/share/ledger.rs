@@ -26,6 +26,9 @@ const PATIENCE: u64 = SECOND;
 /// The time for which the kernel polls a device for an answer, in nanoseconds.
 const POLLING: u64 = 20 * SECOND;
 
+/// Operations of a call at most: a path has 2,048 names, and may lead through 40 links.
+const MOST_OPERATIONS: usize = 100_000;
+
 /// An operation on a node, by the node's number. A call that is made again makes the same operations in the same order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the operations are those of `fs::Node`")]
@@ -149,6 +152,9 @@ impl Ledger {
         if let Some(found) = inner.results[cursor..].iter().position(|(known, _)| *known == key) {
             inner.cursor = cursor + found + 1;
             return inner.results[cursor + found].1.clone();
+        }
+        if inner.results.len() >= MOST_OPERATIONS {
+            return Err(Errno::LOOP);
         }
         let before = inner.pending.replace((key, make()));
         drop(inner);

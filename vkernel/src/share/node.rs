@@ -262,7 +262,12 @@ impl Node for ShareNode {
             self.check_file()?;
         }
         let own = self.own()?;
-        self.change(Key::Set(self.number, attribute), || Box::pin(operation::set(own, attribute)))
+        // The present time is another one when the call is made again.
+        let key = match attribute {
+            Attribute::Times(access, change) => Attribute::Times(access.map(|_| 0), change.map(|_| 0)),
+            other => other,
+        };
+        self.change(Key::Set(self.number, key), || Box::pin(operation::set(own, attribute)))
     }
 
     fn lookup(&self, name: &str) -> Result<Arc<dyn Node>> {

@@ -75,7 +75,7 @@ fn files_are_made_written_read_and_removed() {
     let (dir, root) = honest(false);
     let file = root.create("f", New::File, Birth::root(0o444)).expect("made");
     assert!(file.open(linux::O_RDWR).expect("opened").is_none());
-    let bytes: Vec<u8> = (0..200_000u32).map(|n| (n * n >> 5) as u8).collect();
+    let bytes: Vec<u8> = (0..200_000u32).map(|n| (n.wrapping_mul(n) >> 5) as u8).collect();
     let mut done = 0;
     while done < bytes.len() {
         done += file.write_at(done as u64, &bytes[done..]).expect("written");
