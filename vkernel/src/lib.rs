@@ -5,6 +5,7 @@
 //! | `machine` | all that needs a hart |
 //! | `memory` | frames, tables, address spaces |
 //! | `fs` | files |
+//! | `net` | the network beyond the VM |
 //! | `share` | directories of the host |
 //! | `task` | threads and processes |
 //! | `call` | system calls |
@@ -23,6 +24,7 @@ pub mod fs;
 pub mod link;
 pub mod machine;
 pub mod memory;
+pub mod net;
 pub mod random;
 pub mod share;
 pub mod sync;

@@ -6,6 +6,7 @@ use crate::host::build;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::net::Forward;
 use crate::machine::share::ShareSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
@@ -42,6 +43,12 @@ pub struct ExecArgs {
     /// A directory of this host to share with the program, as /mnt/NAME: `:ro` for a read-only one; can be given more than once
     #[arg(long, value_name = "DIR[:ro]")]
     share: Vec<ShareSpec>,
+    /// Give the VM a network card, with access to the Internet (see docs/disks-and-networks.md)
+    #[arg(long)]
+    net: bool,
+    /// A port of this host that leads to the VM: HOSTPORT:GUESTPORT; can be given more than once
+    #[arg(long, value_name = "[ADDRESS:]HOSTPORT:GUESTPORT")]
+    forward: Vec<Forward>,
     /// Set an environment variable of the program; can be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<String>,
@@ -145,6 +152,8 @@ impl ExecArgs {
             mmu: self.mmu.map(Mmu::mode),
             vmspace: self.vmspace,
             ports: Some(vec![PORT.into()]),
+            net: self.net.then_some(true),
+            forward: Some(self.forward.clone()).filter(|forwards| !forwards.is_empty()),
             shares: Some(self.share.clone()).filter(|shares| !shares.is_empty()),
             ..VmFile::default()
         };

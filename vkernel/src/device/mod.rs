@@ -3,6 +3,8 @@
 //! The boot hart gets their interrupts. Each device may be serviced by any hart, under its lock.
 
 #[cfg(feature = "machine")]
+mod net;
+#[cfg(feature = "machine")]
 mod plic;
 #[cfg(feature = "machine")]
 mod port;
@@ -34,8 +36,9 @@ pub fn start(board: &Board, boot_hart: u64) {
         uart::start(at);
         plic::enable(source);
     }
+    let settings = crate::net::Settings::parse(crate::boot::command_line());
     for (at, source) in &board.virtio {
-        if port::start(*at) || share::start(*at) {
+        if port::start(*at) || share::start(*at) || net::start(*at, settings) {
             plic::enable(*source);
         }
     }

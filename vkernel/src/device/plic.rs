@@ -45,6 +45,7 @@ pub fn claim_all() {
     let source = unsafe { read32(claim) };
     super::port::acknowledge();
     super::share::acknowledge();
+    super::net::acknowledge();
     super::uart::receive();
     if source != 0 {
         // SAFETY: as above.
