@@ -6,7 +6,7 @@ use crate::host::build;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
-use crate::machine::net::Forward;
+use crate::machine::net::{Card, Forward};
 use crate::machine::share::ShareSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
@@ -153,6 +153,8 @@ impl ExecArgs {
             vmspace: self.vmspace,
             ports: Some(vec![PORT.into()]),
             net: self.net.then_some(true),
+            // The run's only VM has the first card.
+            append: (self.net || !self.forward.is_empty()).then(|| Card::of(0, None, Vec::new()).ip()),
             forward: Some(self.forward.clone()).filter(|forwards| !forwards.is_empty()),
             shares: Some(self.share.clone()).filter(|shares| !shares.is_empty()),
             ..VmFile::default()
