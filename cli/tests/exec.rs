@@ -3,6 +3,7 @@
 use rexpect::session::{PtySession, spawn_command};
 use std::fs;
 use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -232,6 +233,64 @@ fn what_cannot_run_is_refused_with_a_remedy() {
     assert!(status == Some(127) && said.contains("cannot be started: /bin/text is not a program"), "{said}");
     let (status, said) = refused(&["--env", "A"], "busybox");
     assert!(status == Some(2) && said.contains("NAME=VALUE"), "{said}");
+}
+
+/// Accepts a connection, and returns what comes by it. The answer is sent first.
+fn serve(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
+    let (mut stream, _) = listener.accept().expect("a connection");
+    stream.write_all(answer).expect("sent");
+    stream.shutdown(Shutdown::Write).expect("shut");
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).expect("received");
+    all
+}
+
+#[test]
+fn programs_reach_the_world_and_are_reached() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let datagrams = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let udp = datagrams.local_addr().expect("bound").port();
+    let forward = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let answer: Vec<u8> = (0..300_000u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
+    let sent = answer.clone();
+    let server = std::thread::spawn(move || serve(&listener, &sent));
+    let answering = std::thread::spawn(move || {
+        let mut buffer = [0; 600];
+        datagrams.set_read_timeout(Some(PATIENCE)).expect("set");
+        let (_, from) = datagrams.recv_from(&mut buffer).expect("a request");
+        // The first and last block of a file.
+        datagrams.send_to(b"\0\x03\0\x01by a datagram\n", from).expect("sent");
+        // The receipt.
+        let _ = datagrams.recv_from(&mut buffer);
+    });
+    let script = format!(
+        "cat /etc/resolv.conf; head -c 200000 /dev/zero | nc 10.0.2.2 {port} > /tmp/x; wc -c < /tmp/x; md5sum < /tmp/x
+         tftp -g -r f -l - 10.0.2.2 {udp}; nc 10.0.2.2 1 < /dev/null; echo $?; echo ready; nc -l -p 80 < /tmp/x | wc -c"
+    );
+    let options = ["--forward", &format!("{forward}:80")];
+    let mut child = exec(&options, &["busybox", "sh", "-c", &script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    wait_for(&mut child, "10.0.2.3\n300000\n");
+    assert!(server.join().expect("served").len() == 200_000);
+    wait_for(&mut child, "by a datagram\n1\nready\n");
+    answering.join().expect("answered");
+    // The program may not listen yet: then the connection ends without a byte.
+    let received = loop {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", forward)) else { continue };
+        let _ = stream.write_all(&[7; 100_000]);
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut all = Vec::new();
+        if stream.read_to_end(&mut all).is_ok() && !all.is_empty() {
+            break all;
+        }
+    };
+    assert!(received == answer, "{}", received.len());
+    wait_for(&mut child, "100000\n");
+    assert_eq!(end_of(child), Some(0));
 }
 
 #[test]

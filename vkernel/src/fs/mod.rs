@@ -193,6 +193,14 @@ pub trait Node: Debug + Send + Sync {
         Err(Errno::NOTDIR)
     }
 
+    /// Finds the node of a name in a directory, of a path that goes on with other names.
+    ///
+    /// # Errors
+    /// As [`Node::lookup`].
+    fn lookup_ahead(&self, name: &str, _rest: &mut dyn Iterator<Item = &str>) -> Result<Arc<dyn Node>> {
+        self.lookup(name)
+    }
+
     /// Returns the entries of a directory, without `.` and `..`.
     ///
     /// # Errors

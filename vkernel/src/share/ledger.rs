@@ -63,6 +63,8 @@ pub enum Output {
     /// The offset behind what was written, and its bytes.
     Written(u64, usize),
     System(System),
+    /// The steps of a path: each is a lookup, with its result.
+    Walk(Vec<(Key, Result<Output>)>),
 }
 
 /// An operation on its way.
@@ -74,6 +76,15 @@ struct Inner {
     /// Results before this index were asked for in this attempt.
     cursor: usize,
     pending: Option<(Key, Operation)>,
+}
+
+impl Inner {
+    fn record(&mut self, key: Key, result: Result<Output>) {
+        match result {
+            Ok(Output::Walk(steps)) => self.results.extend(steps),
+            result => self.results.push((key, result)),
+        }
+    }
 }
 
 /// The operations of a thread's call.
@@ -139,7 +150,7 @@ pub fn settle_here() {
         let pending = ledger.inner.lock().pending.take();
         if let Some((key, mut operation)) = pending {
             let result = poll_until_done(&mut operation);
-            ledger.inner.lock().results.push((key, result));
+            ledger.inner.lock().record(key, result);
         }
     }
 }
@@ -185,7 +196,7 @@ impl Ledger {
         let mut inner = self.inner.lock();
         match result {
             Poll::Ready(result) => {
-                inner.results.push((key, result));
+                inner.record(key, result);
                 Poll::Ready(())
             }
             Poll::Pending => {

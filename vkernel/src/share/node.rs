@@ -19,6 +19,8 @@ use alloc::vec::Vec;
 use core::fmt;
 use linux_raw_sys::general as linux;
 
+/// Names of a path that are looked up at once, at most.
+const MOST_AHEAD: usize = 64;
 const PAGE_U64: u64 = PAGE as u64;
 
 /// A share's session, and its nodes.
@@ -44,7 +46,7 @@ pub struct ShareNode {
     session: Arc<Session>,
     own: Weak<Self>,
     /// The kernel's number of the node, unique as long as the kernel runs.
-    number: u64,
+    pub(super) number: u64,
     /// The number that names the file. It is never opened.
     pub(super) fid: Fid,
     /// The description that the server has given last.
@@ -150,7 +152,7 @@ impl ShareNode {
         Ok(())
     }
 
-    fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> Kind {
         self.status.lock().kind
     }
 
@@ -271,9 +273,24 @@ impl Node for ShareNode {
     }
 
     fn lookup(&self, name: &str) -> Result<Arc<dyn Node>> {
+        self.lookup_ahead(name, &mut core::iter::empty())
+    }
+
+    fn lookup_ahead(&self, name: &str, rest: &mut dyn Iterator<Item = &str>) -> Result<Arc<dyn Node>> {
         let own = self.check_directory()?;
         let key = Key::Lookup(self.number, name.to_string());
-        match perform(key, || Box::pin(operation::lookup(own, name.to_string())))? {
+        let walk = || {
+            // A call with a long path is then not made again for each of its names.
+            let rest = rest.take_while(|name| !matches!(*name, "." | "..")).take(MOST_AHEAD);
+            let names = core::iter::once(name.to_string()).chain(rest.map(ToString::to_string)).collect();
+            Box::pin(operation::walk(own, names)) as super::ledger::Operation
+        };
+        let mut found = perform(key, walk)?;
+        // Without a ledger the steps are the result.
+        if let Output::Walk(steps) = found {
+            found = steps.into_iter().next().ok_or(Errno::IO)?.1?;
+        }
+        match found {
             Output::Node(node) => Ok(node),
             _ => Err(Errno::IO),
         }

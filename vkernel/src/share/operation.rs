@@ -1,7 +1,7 @@
 //! Operations on nodes: what each sends to the server, and receives.
 
 use super::client::Fid;
-use super::ledger::Output;
+use super::ledger::{Key, Output};
 use super::node::{Files, ShareNode};
 use super::wire::{Builder, Fields, READ_HEAD, kind, set};
 use crate::errno::{Errno, Result};
@@ -112,8 +112,19 @@ async fn find(directory: &ShareNode, name: &str) -> Result<Arc<ShareNode>> {
     directory.neighbour(fid, found)
 }
 
-pub(super) async fn lookup(directory: Arc<ShareNode>, name: String) -> Result<Output> {
-    find(&directory, &name).await.map(Output::Node)
+/// Finds names in each other, as far as they are directories.
+pub(super) async fn walk(directory: Arc<ShareNode>, names: Vec<String>) -> Result<Output> {
+    let (mut at, mut steps) = (directory, Vec::new());
+    for name in names {
+        let found = find(&at, &name).await;
+        let next = found.as_ref().ok().filter(|node| node.kind() == Kind::Directory).cloned();
+        steps.push((Key::Lookup(at.number, name), found.map(Output::Node)));
+        match next {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    Ok(Output::Walk(steps))
 }
 
 /// Makes another number of a node's file, which may be opened.
