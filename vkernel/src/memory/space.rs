@@ -294,7 +294,7 @@ impl Space {
     /// program's memory.
     ///
     /// # Errors
-    /// [`Refusal`], but for [`Refusal::Host`].
+    /// [`Refusal`] other than [`Refusal::Host`].
     pub(super) fn fault_here(&self, va: u64, access: Rights) -> core::result::Result<(), Refusal> {
         loop {
             match self.fault(va, access) {

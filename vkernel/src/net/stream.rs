@@ -249,14 +249,19 @@ impl Stream {
                 return true;
             };
             let near = &self.near;
-            let moved = tcp.recv(|bytes| match near.pass(&program, bytes) {
-                Ok(count) => (count, count > 0),
-                Err(Errno::PIPE) => (bytes.len(), true),
-                Err(_) => (0, false),
-            });
-            if !matches!(moved, Ok(true)) {
+            let mut pass = || {
+                tcp.recv(|bytes| match near.pass(&program, bytes) {
+                    Ok(count) => (count, count > 0),
+                    Err(Errno::PIPE) => (bytes.len(), true),
+                    Err(_) => (0, false),
+                })
+            };
+            if !matches!(pass(), Ok(true)) {
                 program.changed.add(waker);
-                break;
+                // The program may have made room before the task was in its queue.
+                if !matches!(pass(), Ok(true)) {
+                    break;
+                }
             }
             has_moved = true;
         }

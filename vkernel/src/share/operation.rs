@@ -26,7 +26,7 @@ const REMOVE_DIRECTORY: u32 = 0x200;
 const EXCLUSIVE: u32 = 0o200;
 const APPEND: u32 = 0o2000;
 
-/// The attributes of a file: its number on the server, and its description but for the file system.
+/// The attributes of a file: its number on the server, and its description without the file system.
 pub(super) type Attributes = (u64, Status);
 
 fn kind_of(mode: u32) -> Result<Kind> {
