@@ -4,6 +4,7 @@ use crate::errno::{Errno, Result};
 use crate::fs::memory::MemoryNode;
 use crate::fs::path::Place;
 use crate::fs::{New, Node, device, process as proc};
+use crate::net::Settings;
 use crate::sync::Once;
 use crate::task::credentials::Birth;
 use crate::task::process;
@@ -11,6 +12,8 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+/// The directory in which shares are mounted, by their tags.
+pub const MOUNTS: &str = "mnt";
 /// Harts in use.
 static HARTS: AtomicUsize = AtomicUsize::new(1);
 /// The process whose end is the end of the VM; 0 before it is there.
@@ -43,7 +46,7 @@ pub fn command_line() -> &'static str {
 
 /// Returns the words of a command line that are for the first program: variables of its environment, as Linux passes them on.
 fn variables(line: &str) -> impl Iterator<Item = &str> {
-    const KERNELS_OWN: [&str; 2] = ["console=", "earlycon="];
+    const KERNELS_OWN: [&str; 3] = ["console=", "earlycon=", "ip="];
     let is_variable = |word: &&str| word.split_once('=').is_some_and(|(name, _)| !name.contains('.'));
     line.split_ascii_whitespace()
         .filter(is_variable)
@@ -97,7 +100,15 @@ fn make_root() -> Arc<Place> {
     self::root()
 }
 
-/// Adds `/dev`, `/proc` and `/tmp` where they are missing.
+/// Makes a directory, unless it is there.
+fn directory(parent: &Arc<dyn Node>, name: &str) -> Result<Arc<dyn Node>> {
+    match parent.create(name, New::Directory, Birth::root(0o755)) {
+        Err(Errno::EXIST) => parent.lookup(name),
+        result => result,
+    }
+}
+
+/// Adds `/dev`, `/proc` and `/tmp` where they are missing, and mounts shares.
 fn mount_systems(root: &Arc<Place>) -> Result<()> {
     for (name, mode) in [("dev", 0o755), ("proc", 0o555), ("tmp", 0o1777)] {
         match root.node.create(name, New::Directory, Birth::root(mode)) {
@@ -108,6 +119,17 @@ fn mount_systems(root: &Arc<Place>) -> Result<()> {
     let on = |name: &str| root.node.lookup(name);
     crate::fs::path::mount(&on("dev")?, dev_root());
     crate::fs::path::mount(&on("proc")?, proc_root());
+    if let Some(settings) = Settings::parse(command_line()).filter(|_| crate::net::own().is_some()) {
+        let etc = directory(&root.node, "etc")?;
+        // Another one is of another network.
+        let _ = etc.unlink("resolv.conf", false);
+        let file = etc.create("resolv.conf", New::File, Birth::root(0o644))?;
+        file.write_at(0, alloc::format!("nameserver {}\n", settings.names).as_bytes())?;
+    }
+    for tag in crate::share::tags() {
+        let on = directory(&directory(&root.node, MOUNTS)?, &tag)?;
+        crate::fs::path::mount(&on, crate::share::root(&tag)?);
+    }
     Ok(())
 }
 

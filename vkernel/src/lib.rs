@@ -5,6 +5,8 @@
 //! | `machine` | all that needs a hart |
 //! | `memory` | frames, tables, address spaces |
 //! | `fs` | files |
+//! | `net` | the network beyond the VM |
+//! | `share` | directories of the host |
 //! | `task` | threads and processes |
 //! | `call` | system calls |
 //! | `boot` | the start and the end of the VM |
@@ -22,7 +24,9 @@ pub mod fs;
 pub mod link;
 pub mod machine;
 pub mod memory;
+pub mod net;
 pub mod random;
+pub mod share;
 pub mod sync;
 pub mod task;
 pub mod terminal;

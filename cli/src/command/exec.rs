@@ -6,6 +6,8 @@ use crate::host::build;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
+use crate::machine::net::{Card, Forward};
+use crate::machine::share::ShareSpec;
 use crate::run::{self, Reach, RunSpec, ShowSpec};
 use crate::vm::file::{Initrd, Kernel, VmFile};
 use abi::exec::{PORT, Start};
@@ -38,6 +40,15 @@ pub struct ExecArgs {
     /// The directory that is copied into the VM as its root directory
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
+    /// A directory of this host to share with the program, as /mnt/NAME: `:ro` for a read-only one; can be given more than once
+    #[arg(long, value_name = "DIR[:ro]")]
+    share: Vec<ShareSpec>,
+    /// Give the VM a network card, with access to the Internet (see docs/disks-and-networks.md)
+    #[arg(long)]
+    net: bool,
+    /// A port of this host that leads to the VM: HOSTPORT:GUESTPORT; can be given more than once
+    #[arg(long, value_name = "[ADDRESS:]HOSTPORT:GUESTPORT")]
+    forward: Vec<Forward>,
     /// Set an environment variable of the program; can be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<String>,
@@ -141,6 +152,11 @@ impl ExecArgs {
             mmu: self.mmu.map(Mmu::mode),
             vmspace: self.vmspace,
             ports: Some(vec![PORT.into()]),
+            net: self.net.then_some(true),
+            // The run's only VM has the first card.
+            append: (self.net || !self.forward.is_empty()).then(|| Card::of(0, None, Vec::new()).ip()),
+            forward: Some(self.forward.clone()).filter(|forwards| !forwards.is_empty()),
+            shares: Some(self.share.clone()).filter(|shares| !shares.is_empty()),
             ..VmFile::default()
         };
         Ok(RunSpec {

@@ -6,7 +6,7 @@ use crate::fs;
 use crate::fs::descriptors::{Content, OpenFile, is_directory};
 use crate::fs::memory::MemoryNode;
 use crate::fs::path::{Last, Place, Position, Target};
-use crate::fs::{Attribute, Kind, New, Node, Status, pipe};
+use crate::fs::{Attribute, Kind, New, Node, Status, System, pipe};
 use crate::memory::user::{bytes_of, zeroed};
 use crate::task::Task;
 use crate::task::credentials::{Birth, Credentials, EXECUTE, READ, WRITE};
@@ -195,6 +195,9 @@ pub(super) fn close_range(task: &Task, [first, last, flags, ..]: Args) -> Result
 pub(super) fn seek(task: &Task, [fd, offset, whence, ..]: Args) -> Result<u64> {
     let file = task.file(fd)?;
     let node = file.node()?;
+    if whence as u32 != linux::SEEK_SET && whence as u32 != linux::SEEK_CUR {
+        node.refresh()?;
+    }
     let mut at = file.offset.lock();
     let bytes = || node.status().bytes;
     let from = match whence as u32 {
@@ -235,15 +238,32 @@ fn encode(status: &Status) -> linux::stat {
 }
 
 pub(super) fn status(task: &Task, [fd, to, ..]: Args) -> Result<u64> {
-    let status = task.file(fd)?.status();
+    let status = fresh_status(&*task.file(fd)?)?;
     task.space.put(to, &encode(&status)).map(|()| 0)
+}
+
+/// The present description of an open file.
+fn fresh_status(file: &OpenFile) -> Result<Status> {
+    match (&file.content, &file.place) {
+        (Content::Node(node), _) => node.refresh()?,
+        (Content::Stream(_), Some(place)) => place.node.refresh()?,
+        (Content::Stream(_), None) => {}
+    }
+    Ok(file.status())
+}
+
+pub(super) fn flush(task: &Task, [fd, ..]: Args, only_data: bool) -> Result<u64> {
+    match task.file(fd)?.node() {
+        Ok(node) => node.flush(only_data).map(|()| 0),
+        Err(_) => Ok(0),
+    }
 }
 
 /// The description that a descriptor and a path name.
 fn status_of(task: &Task, fd: u64, path: u64, flags: u64) -> Result<Status> {
     let is_empty = flags & u64::from(linux::AT_EMPTY_PATH) != 0 && (path == 0 || task.path(path)?.is_empty());
     if is_empty && fd as i32 != linux::AT_FDCWD {
-        return Ok(task.file(fd)?.status());
+        return fresh_status(&*task.file(fd)?);
     }
     Ok(task.place(fd, path, last(flags), flags)?.node.status())
 }
@@ -284,22 +304,32 @@ pub(super) fn status_extended(task: &Task, [fd, path, flags, mask, to, _]: Args)
     task.space.put(to, &statx).map(|()| 0)
 }
 
-pub(super) fn system_status(task: &Task, path: Option<u64>, fd: u32, to: u64) -> Result<u64> {
-    match path {
-        Some(path) => drop(task.place(CURRENT, path, Last::Follow, 0)?),
-        None => drop(task.file(u64::from(fd))?),
-    }
+/// Describes a file system in memory.
+fn in_memory() -> System {
+    const TMPFS: u64 = 0x0102_1994;
+    const NODES: u64 = 1 << 20;
     let (free, all) = crate::memory::frames::free_and_all();
+    let (free, blocks) = (free as u64, all as u64);
+    let name = crate::fs::MOST_NAME as u64;
+    System { kind: TMPFS, block: 4096, blocks, free, available: free, files: NODES, free_files: NODES, name }
+}
+
+pub(super) fn system_status(task: &Task, path: Option<u64>, fd: u32, to: u64) -> Result<u64> {
+    let node = match path {
+        Some(path) => Some(Arc::clone(&task.place(CURRENT, path, Last::Follow, 0)?.node)),
+        None => task.file(u64::from(fd))?.node().ok().cloned(),
+    };
+    let system = node.map_or(Ok(None), |node| node.system())?.unwrap_or_else(in_memory);
     let mut statfs = zeroed::<linux::statfs64>();
-    statfs.f_type = 0x0102_1994;
-    statfs.f_bsize = 4096;
-    statfs.f_frsize = 4096;
-    statfs.f_blocks = all as _;
-    statfs.f_bfree = free as _;
-    statfs.f_bavail = free as _;
-    statfs.f_files = 1 << 20;
-    statfs.f_ffree = 1 << 20;
-    statfs.f_namelen = crate::fs::MOST_NAME as _;
+    statfs.f_type = system.kind as _;
+    statfs.f_bsize = system.block as _;
+    statfs.f_frsize = system.block as _;
+    statfs.f_blocks = system.blocks as _;
+    statfs.f_bfree = system.free as _;
+    statfs.f_bavail = system.available as _;
+    statfs.f_files = system.files as _;
+    statfs.f_ffree = system.free_files as _;
+    statfs.f_namelen = system.name as _;
     task.space.put(to, &statfs).map(|()| 0)
 }
 
@@ -314,8 +344,15 @@ pub(super) fn entries(task: &Task, [fd, to, bytes, ..]: Args) -> Result<u64> {
     let parent =
         file.place.as_ref().and_then(|place| place.parent.as_ref()).map_or(own, |parent| parent.node.status().id.1);
     let directories = [(".", own), ("..", parent)].map(|(name, node)| (name.into(), node, Kind::Directory));
-    let names = node.entries()?.into_iter().map(|entry| (entry.name, entry.node, entry.kind));
-    let all: Vec<(alloc::string::String, u64, Kind)> = directories.into_iter().chain(names).collect();
+    // The entries that are read at the beginning stay as they are until the next beginning: names may go meanwhile.
+    let mut listing = file.listing.lock().clone();
+    if *file.offset.lock() == 0 || listing.is_none() {
+        let names = node.entries()?.into_iter().map(|entry| (entry.name, entry.node, entry.kind));
+        listing = Some(Arc::new(directories.into_iter().chain(names).collect()));
+        let before = core::mem::replace(&mut *file.listing.lock(), listing.clone());
+        drop(before);
+    }
+    let all = listing.unwrap_or_default();
     let mut offset = file.offset.lock();
     let mut done = Vec::new();
     for (n, (name, node, kind)) in all.iter().enumerate().skip(*offset as usize) {
@@ -461,8 +498,11 @@ pub(super) fn allocate(task: &Task, [fd, mode, offset, bytes, ..]: Args) -> Resu
         return Err(Errno::BADF);
     }
     match mode as u32 {
-        0 if end > node.status().bytes => resize(&**node, end),
-        0 | linux::FALLOC_FL_KEEP_SIZE => Ok(0),
+        0 => {
+            node.refresh()?;
+            if end > node.status().bytes { resize(&**node, end) } else { Ok(0) }
+        }
+        linux::FALLOC_FL_KEEP_SIZE => Ok(0),
         _ => Err(Errno::OPNOTSUPP),
     }
 }

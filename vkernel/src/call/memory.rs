@@ -33,6 +33,7 @@ pub(super) fn map(task: &Task, [at, bytes, protection, flags, fd, offset]: Args)
     if bytes > USER_END {
         return Err(Errno::NOMEM);
     }
+    let mut may_store = true;
     let (source, name) = if has(linux::MAP_ANONYMOUS) {
         (if is_shared { shared_memory(bytes) } else { Source::Anonymous }, Name::Anonymous)
     } else {
@@ -42,8 +43,14 @@ pub(super) fn map(task: &Task, [at, bytes, protection, flags, fd, offset]: Args)
         if !file.is_readable() || needs_write && !file.is_writable() {
             return Err(Errno::ACCES);
         }
+        may_store = !is_shared || file.is_writable();
+        let object = node.object().ok_or(Errno::NODEV)?;
+        // Stores would not reach the host.
+        if is_shared && may_store && object.is_cache() {
+            return Err(Errno::INVAL);
+        }
         let path = file.place.as_ref().map_or("".into(), |place| place.path(&task.position().root));
-        (Source::Object(node.object().ok_or(Errno::NODEV)?, offset / PAGE_U64), Name::File(path.as_str().into()))
+        (Source::Object(object, offset / PAGE_U64), Name::File(path.as_str().into()))
     };
     let place = if has(linux::MAP_FIXED_NOREPLACE) {
         Place::IfFree(at)
@@ -52,7 +59,7 @@ pub(super) fn map(task: &Task, [at, bytes, protection, flags, fd, offset]: Args)
     } else {
         Place::Anywhere(at)
     };
-    let region = Region { end: bytes, rights: rights(protection), is_shared, source, name };
+    let region = Region { is_shared, may_store, source, name, ..Region::anonymous(bytes, rights(protection)) };
     let start = task.space.map(place, region)?;
     if has(linux::MAP_POPULATE) && !rights(protection).is_empty() {
         let access = if protection & u64::from(linux::PROT_WRITE) != 0 { Rights::W } else { Rights::R };

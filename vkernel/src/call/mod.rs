@@ -29,6 +29,7 @@ use crate::fs::path::{Last, Place, Position};
 use crate::fs::{MOST_PATH, descriptors::Descriptors};
 use crate::machine::reg;
 use crate::memory::frames;
+use crate::share;
 use crate::sync::Mutex;
 use crate::task::credentials::{Capability, Credentials};
 use crate::task::process::{self, Process};
@@ -65,19 +66,35 @@ pub fn light(thread: &Thread, number: u64) -> Option<u64> {
 /// Handles a call of the program.
 pub async fn handle(task: &mut Task) {
     let (number, args) = (task.context.x[reg::A7] as u32, task.context.args());
-    let quickly =
-        if frames::is_short() && takes_memory(number) { Some(Err(Errno::NOMEM)) } else { quick(task, number, args) };
-    let result = match quickly {
+    let mut result = attempt(task, number, args).await;
+    if share::is_used() {
+        while result == Err(Errno::HOST) {
+            task.leave_hart();
+            result = match task.thread.host.settle(&task.thread).await {
+                Ok(()) => attempt(task, number, args).await,
+                Err(why) => Err(why),
+            };
+        }
+        task.thread.host.clear();
+    }
+    if let Err(Errno::RESTART | Errno::RESTART_UNHANDLED) = result {
+        task.call = Some(args[0]);
+    }
+    task.context.x[reg::A0] = result.unwrap_or_else(Errno::to_register);
+}
+
+/// Makes a call. It ends with [`Errno::HOST`] if an operation on a share has to wait, and is made again then.
+async fn attempt(task: &mut Task, number: u32, args: Args) -> Result<u64> {
+    if frames::is_short() && takes_memory(number) {
+        return Err(Errno::NOMEM);
+    }
+    match quick(task, number, args) {
         Some(result) => result,
         None => {
             task.leave_hart();
             slow(task, number, args).await
         }
-    };
-    if let Err(Errno::RESTART | Errno::RESTART_UNHANDLED) = result {
-        task.call = Some(args[0]);
     }
-    task.context.x[reg::A0] = result.unwrap_or_else(Errno::to_register);
 }
 
 /// Returns whether a call makes something that takes memory of the kernel's.
@@ -165,7 +182,9 @@ fn quick(task: &mut Task, number: u32, a: Args) -> Option<Result<u64>> {
         linux::__NR_ftruncate => file::truncate_open(task, a),
         linux::__NR_truncate => file::truncate(task, a),
         linux::__NR_fallocate => file::allocate(task, a),
-        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_syncfs => task.file(a[0]).map(|_| 0),
+        linux::__NR_fsync => file::flush(task, a, false),
+        linux::__NR_fdatasync => file::flush(task, a, true),
+        linux::__NR_syncfs => task.file(a[0]).map(|_| 0),
         linux::__NR_fadvise64 | linux::__NR_readahead => task.file(a[0]).map(|_| 0),
         linux::__NR_sync => Ok(0),
         linux::__NR_memfd_create => file::memory_file(task, a),
@@ -311,12 +330,12 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
         linux::__NR_write => transfer::write(task, a).await,
         linux::__NR_readv => transfer::read_vector(task, a, None).await,
         linux::__NR_writev => transfer::write_vector(task, a, None).await,
-        linux::__NR_pread64 => transfer::read_at(task, a),
-        linux::__NR_pwrite64 => transfer::write_at(task, a),
+        linux::__NR_pread64 => transfer::read_at(task, a).await,
+        linux::__NR_pwrite64 => transfer::write_at(task, a).await,
         linux::__NR_preadv => transfer::read_vector(task, a, Some(a[3])).await,
         linux::__NR_pwritev => transfer::write_vector(task, a, Some(a[3])).await,
         linux::__NR_sendfile => Box::pin(transfer::send_file(task, a)).await,
-        linux::__NR_copy_file_range => transfer::copy_range(task, a),
+        linux::__NR_copy_file_range => Box::pin(transfer::copy_range(task, a)).await,
         linux::__NR_preadv2 => Box::pin(transfer::vector_with_flags(task, a, false)).await,
         linux::__NR_pwritev2 => Box::pin(transfer::vector_with_flags(task, a, true)).await,
         linux::__NR_openat2 => Box::pin(file::open_extended(task, a)).await,
@@ -364,6 +383,19 @@ async fn slow(task: &mut Task, number: u32, a: Args) -> Result<u64> {
 }
 
 impl Task {
+    /// Makes a step of a call that has no effect before its operations on shares, and repeats it until these have their results.
+    async fn ask_host<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            match step() {
+                Err(Errno::HOST) => self.thread.host.settle(&self.thread).await?,
+                result => {
+                    self.thread.host.clear();
+                    return result;
+                }
+            }
+        }
+    }
+
     /// The descriptors of the thread.
     fn files(&self) -> Arc<Mutex<Descriptors>> {
         Arc::clone(&self.thread.files.lock())

@@ -293,7 +293,7 @@ pub(super) fn set_mask(task: &Task, [mask, ..]: Args) -> Result<u64> {
     Ok(u64::from(old))
 }
 
-pub(super) fn mount(task: &Task, [_, target, kind, flags, ..]: Args) -> Result<u64> {
+pub(super) fn mount(task: &Task, [source, target, kind, flags, ..]: Args) -> Result<u64> {
     const CHANGES: u32 =
         linux::MS_REMOUNT | linux::MS_PRIVATE | linux::MS_SHARED | linux::MS_SLAVE | linux::MS_UNBINDABLE;
     task.need(Capability::SysAdmin)?;
@@ -305,6 +305,7 @@ pub(super) fn mount(task: &Task, [_, target, kind, flags, ..]: Args) -> Result<u
         "tmpfs" | "ramfs" => MemoryNode::root(0o1777),
         "proc" => crate::boot::proc_root(),
         "devtmpfs" => crate::boot::dev_root(),
+        "9p" => crate::share::root(&task.path(source)?)?,
         _ => return Err(Errno::NODEV),
     };
     path::mount(&place.node, root);

@@ -6,6 +6,7 @@ use crate::fs::path::{Last, Place as PathPlace, Position};
 use crate::fs::{Kind, MOST_PATH, Node};
 use crate::machine::{self, Context};
 use crate::memory::frames::PAGE;
+use crate::memory::object::NoPage;
 use crate::memory::space::{Name, Place, Region, Rights, Source, Space, USER_END};
 use crate::random;
 use crate::task::credentials::{Credentials, EXECUTE};
@@ -140,7 +141,7 @@ fn map(space: &Arc<Space>, place: &Arc<PathPlace>, header: &Header, anywhere: u6
         let file_end = (va + in_file).next_multiple_of(PAGE_U64);
         if in_file > 0 {
             let source = Source::Object(Arc::clone(&object), offset / PAGE_U64);
-            let region = Region { end: in_file + within, rights, is_shared: false, source, name: name.clone() };
+            let region = Region { source, name: name.clone(), ..Region::anonymous(in_file + within, rights) };
             space.map(Place::Exactly(start), region)?;
         }
         if in_memory > in_file {
@@ -151,6 +152,10 @@ fn map(space: &Arc<Space>, place: &Arc<PathPlace>, header: &Header, anywhere: u6
             // The rest of the last page of the file is not the program's.
             let rest = file_end - (va + in_file);
             if in_file > 0 && rest > 0 && rights.contains(Rights::W) {
+                // The call may have to wait for the page.
+                if object.page((offset - within + (file_end - start) - PAGE_U64) / PAGE_U64) == Err(NoPage::Host) {
+                    return Err(Errno::HOST);
+                }
                 space.write(va + in_file, &vec![0; rest.min(segment_end - (va + in_file)) as usize])?;
             }
         }
@@ -263,7 +268,8 @@ fn map_return_code(space: &Space) -> Result<()> {
         store
     });
     let source = Source::Object(Arc::clone(code) as Arc<_>, 0);
-    let region = Region { end: PAGE_U64, rights: Rights::R | Rights::X, is_shared: true, source, name: Name::Vdso };
+    // Private: a program that stores there has a copy of its own.
+    let region = Region { source, name: Name::Vdso, ..Region::anonymous(PAGE_U64, Rights::R | Rights::X) };
     space.map(Place::Exactly(RETURN_FROM_HANDLER), region).map(|_| ())
 }
 

@@ -8,6 +8,7 @@ use crate::fs::path::Last;
 use crate::fs::socket::address::{self, Address, Family, Internet, Name};
 use crate::fs::socket::{Sender, Socket, Style};
 use crate::fs::{Kind, New};
+use crate::net as network;
 use crate::task::Task;
 use crate::task::credentials::{Capability, WRITE};
 use crate::task::timers;
@@ -174,6 +175,12 @@ pub(super) fn bind(task: &Task, [fd, at, bytes, ..]: Args) -> Result<u64> {
             socket.bind(Name::Node(node.status().id), address)?;
         }
     }
+    if let Address::Internet(at) = socket.address()
+        && !at.is_loopback()
+        && !socket.connects()
+    {
+        network::open_port(&socket)?;
+    }
     Ok(0)
 }
 
@@ -190,7 +197,11 @@ pub(super) fn listen(task: &Task, [fd, most, ..]: Args) -> Result<u64> {
         return Err(Errno::INVAL);
     }
     let most = if (most as i32) < 0 { MOST } else { most.min(MOST) };
-    socket.listen(most as usize, sender(task)).map(|()| 0)
+    socket.listen(most as usize, sender(task))?;
+    if matches!(socket.address(), Address::Internet(at) if !at.is_loopback()) {
+        network::listen(&socket)?;
+    }
+    Ok(0)
 }
 
 /// Finds the socket that an address names.
@@ -207,6 +218,9 @@ pub(super) fn find(task: &Task, own: &Socket, address: &Address) -> Result<Arc<S
                 return Err(Errno::CONNREFUSED);
             }
             Name::Node(status.id)
+        }
+        Address::Internet(at) if network::reaches(at) => {
+            return network::gate(&own.shared().ok_or(Errno::NOTCONN)?, *at);
         }
         Address::Internet(at) if !at.is_own() => return Err(Errno::NETUNREACH),
         Address::Internet(at) => Name::Port(own.style, at.port),
@@ -228,6 +242,12 @@ pub(super) async fn connect(task: &mut Task, [fd, at, bytes, ..]: Args) -> Resul
         return Ok(0);
     }
     let address = read_address(task, at, bytes, socket.family)?.as_sender(socket.family);
+    if let Address::Internet(to) = address
+        && network::reaches(&to)
+        && socket.connects()
+    {
+        return connect_outside(task, &file, &socket, to).await;
+    }
     if socket.family != Family::Local {
         socket.bind_any(Internet::loopback(socket.family))?;
         if !socket.connects() {
@@ -250,6 +270,22 @@ pub(super) async fn connect(task: &mut Task, [fd, at, bytes, ..]: Args) -> Resul
     let look = || socket.connect(&listener.upgrade().ok_or(Errno::CONNREFUSED)?, address.clone(), own);
     attempt(task, &queue, Some(timeout), look).await?;
     Ok(0)
+}
+
+/// Connects a stream to another machine.
+async fn connect_outside(task: &Task, file: &OpenFile, socket: &Arc<Socket>, to: Internet) -> Result<u64> {
+    if !socket.is_connecting() {
+        socket.bind_any(Internet::any(socket.family))?;
+        network::connect(socket, to)?;
+        if file.is_nonblocking() {
+            return Err(Errno::INPROGRESS);
+        }
+    } else if file.is_nonblocking() {
+        return Err(Errno::ALREADY);
+    }
+    let look = || if socket.is_connecting() { Err(Errno::AGAIN) } else { Ok(()) };
+    attempt(task, &socket.changed, Some(socket.options().send_timeout), look).await?;
+    socket.take_error().map_or(Ok(0), Err)
 }
 
 pub(super) async fn accept(task: &mut Task, [fd, at, length, flags, ..]: Args) -> Result<u64> {

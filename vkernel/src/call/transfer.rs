@@ -4,6 +4,7 @@ use super::{Args, message};
 use crate::errno::{Errno, Result};
 use crate::fs::descriptors::{Content, OpenFile};
 use crate::fs::{IN, OUT};
+use crate::share::MOST_READ;
 use crate::task::signal::{Info, number, send_to_thread};
 use crate::task::{Task, executor};
 use alloc::boxed::Box;
@@ -101,7 +102,7 @@ pub(super) fn read_now(task: &Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
-    if file.is_socket() {
+    if file.is_socket() || file.is_remote() {
         return None;
     }
     match read_into(task, &file, a[1], a[2]) {
@@ -115,7 +116,7 @@ pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
         Ok(file) => file,
         Err(why) => return Some(Err(why)),
     };
-    if file.is_socket() {
+    if file.is_socket() || file.is_remote() {
         return None;
     }
     match write_from(task, &file, a[1], a[2]) {
@@ -129,7 +130,69 @@ pub(super) fn write_now(task: &mut Task, a: Args) -> Option<Result<u64>> {
     }
 }
 
+/// Reads a file that is on another computer: at the offset, or at the file's position and behind it.
+async fn read_remote(task: &Task, file: &OpenFile, offset: Option<u64>, at: u64, bytes: u64) -> Result<u64> {
+    if !file.is_readable() {
+        return Err(Errno::BADF);
+    }
+    let (node, bytes) = (file.node()?, bytes.min(MOST));
+    let _turn = if offset.is_none() { Some(file.turn.take(&task.thread).await?) } else { None };
+    let start = offset.unwrap_or_else(|| *file.offset.lock());
+    let mut buffer = vec![0; MOST_READ.min(bytes as usize)];
+    let mut done = 0;
+    loop {
+        let most = buffer.len().min((bytes - done) as usize);
+        let read = task.ask_host(|| node.read_at(start + done, &mut buffer[..most])).await;
+        let moved = read.and_then(|count| task.space.put_bytes(at + done, &buffer[..count]).map(|()| count as u64));
+        let goes_on = add(&mut done, most as u64, moved);
+        if offset.is_none() {
+            *file.offset.lock() = start + done;
+        }
+        if !goes_on? || done == bytes || task.thread.is_ending() {
+            return Ok(done);
+        }
+    }
+}
+
+/// Writes a file that is on another computer, as [`read_remote`] reads.
+async fn write_remote(task: &Task, file: &OpenFile, offset: Option<u64>, at: u64, bytes: u64) -> Result<u64> {
+    if !file.is_writable() {
+        return Err(Errno::BADF);
+    }
+    let (node, bytes) = (file.node()?, bytes.min(MOST));
+    let _turn = if offset.is_none() { Some(file.turn.take(&task.thread).await?) } else { None };
+    let start = offset.unwrap_or_else(|| *file.offset.lock());
+    let appends = file.flags() & linux::O_APPEND != 0;
+    let mut buffer = vec![0; MOST_READ.min(bytes as usize)];
+    let mut done = 0;
+    loop {
+        let most = buffer.len().min((bytes - done) as usize);
+        let mut end = start + done;
+        let written = match task.space.get_bytes(at + done, &mut buffer[..most]) {
+            Err(why) => Err(why),
+            Ok(()) if appends => {
+                let appended = task.ask_host(|| node.append(&buffer[..most])).await;
+                appended.map(|(behind, count)| {
+                    end = behind;
+                    count as u64
+                })
+            }
+            Ok(()) => task.ask_host(|| node.write_at(end, &buffer[..most])).await.map(|count| count as u64),
+        };
+        let goes_on = add(&mut done, most as u64, written);
+        if offset.is_none() {
+            *file.offset.lock() = if appends { end } else { start + done };
+        }
+        if !goes_on? || done == bytes || task.thread.is_ending() {
+            return Ok(done);
+        }
+    }
+}
+
 async fn read_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64) -> Result<u64> {
+    if file.is_remote() {
+        return Box::pin(read_remote(task, file, None, at, bytes)).await;
+    }
     loop {
         match read_into(task, file, at, bytes) {
             Err(Errno::AGAIN) => file.wait(&task.thread, IN).await?,
@@ -146,6 +209,9 @@ async fn wait_for_room(task: &Task, file: &OpenFile) -> Result<()> {
 }
 
 async fn write_file(task: &mut Task, file: &Arc<OpenFile>, at: u64, bytes: u64, mut done: u64) -> Result<u64> {
+    if file.is_remote() {
+        return Box::pin(write_remote(task, file, None, at, bytes)).await;
+    }
     let bytes = bytes.min(MOST);
     loop {
         let result = match write_from(task, file, at + done, bytes - done) {
@@ -232,9 +298,9 @@ pub(super) async fn read_vector(task: &mut Task, a: Args, offset: Option<u64>) -
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {
-            Some(offset) => read_node(task, &**file.node()?, offset + done, at, bytes),
+            Some(offset) => read_by_offset(task, &file, offset + done, at, bytes).await,
             // What follows is only taken if it is there.
-            None if done > 0 => read_into(task, &file, at, bytes),
+            None if done > 0 && !file.is_remote() => read_into(task, &file, at, bytes),
             None => read_file(task, &file, at, bytes).await,
         };
         if !add(&mut done, bytes, result)? {
@@ -254,7 +320,7 @@ pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) 
     let mut done = 0;
     for (at, bytes) in vectors(task, a)?.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let result = match offset {
-            Some(offset) => write_node(task, &file, offset + done, at, bytes),
+            Some(offset) => write_by_offset(task, &file, offset + done, at, bytes).await,
             None => write_file(task, &file, at, bytes, 0).await,
         };
         if !add(&mut done, bytes, result)? {
@@ -262,6 +328,20 @@ pub(super) async fn write_vector(task: &mut Task, a: Args, offset: Option<u64>) 
         }
     }
     Ok(done)
+}
+
+async fn read_by_offset(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) -> Result<u64> {
+    if file.is_remote() {
+        return Box::pin(read_remote(task, file, Some(offset), at, bytes)).await;
+    }
+    read_node(task, &**file.node()?, offset, at, bytes)
+}
+
+async fn write_by_offset(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) -> Result<u64> {
+    if file.is_remote() {
+        return Box::pin(write_remote(task, file, Some(offset), at, bytes)).await;
+    }
+    write_node(task, file, offset, at, bytes)
 }
 
 fn write_node(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) -> Result<u64> {
@@ -282,7 +362,7 @@ fn write_node(task: &Task, file: &OpenFile, offset: u64, at: u64, bytes: u64) ->
     }
 }
 
-pub(super) fn read_at(task: &Task, a: Args) -> Result<u64> {
+pub(super) async fn read_at(task: &Task, a: Args) -> Result<u64> {
     let file = task.file(a[0])?;
     if !file.is_readable() {
         return Err(Errno::BADF);
@@ -290,14 +370,14 @@ pub(super) fn read_at(task: &Task, a: Args) -> Result<u64> {
     if a[3] > i64::MAX as u64 {
         return Err(Errno::INVAL);
     }
-    read_node(task, &**file.node()?, a[3], a[1], a[2])
+    read_by_offset(task, &file, a[3], a[1], a[2]).await
 }
 
-pub(super) fn write_at(task: &Task, a: Args) -> Result<u64> {
+pub(super) async fn write_at(task: &Task, a: Args) -> Result<u64> {
     if a[3] > i64::MAX as u64 {
         return Err(Errno::INVAL);
     }
-    write_node(task, &*task.file(a[0])?, a[3], a[1], a[2])
+    write_by_offset(task, &*task.file(a[0])?, a[3], a[1], a[2]).await
 }
 
 /// The position that a call begins at: the file's, or, if the call names one, a word of the program's.
@@ -322,13 +402,15 @@ pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
     let (mut done, bytes) = (0, a[3].min(MOST));
     'all: while done < bytes {
         let most = CHUNK.min((bytes - done) as usize);
-        let count = node.read_at(offset, &mut buffer[..most])?;
-        if count == 0 {
-            break;
-        }
+        let count = match task.ask_host(|| node.read_at(offset, &mut buffer[..most])).await {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(_) if done > 0 => break,
+            Err(why) => return Err(why),
+        };
         let mut sent = 0;
         while sent < count {
-            match to.write_now(&buffer[sent..count]) {
+            match task.ask_host(|| to.write_now(&buffer[sent..count])).await {
                 Ok(more) => sent += more,
                 Err(Errno::AGAIN) if !to.is_nonblocking() => {
                     if wait_for_room(task, &to).await.is_err() {
@@ -349,7 +431,7 @@ pub(super) async fn send_file(task: &mut Task, a: Args) -> Result<u64> {
     Ok(done)
 }
 
-pub(super) fn copy_range(task: &Task, a: Args) -> Result<u64> {
+pub(super) async fn copy_range(task: &Task, a: Args) -> Result<u64> {
     let (from, to) = (task.file(a[0])?, task.file(a[2])?);
     if !from.is_readable() || !to.is_writable() {
         return Err(Errno::BADF);
@@ -360,11 +442,16 @@ pub(super) fn copy_range(task: &Task, a: Args) -> Result<u64> {
     let mut done = 0;
     while done < a[4].min(MOST) {
         let most = CHUNK.min((a[4] - done) as usize);
-        let count = source.read_at(read, &mut buffer[..most])?;
-        if count == 0 {
-            break;
-        }
-        let count = target.write_at(written, &buffer[..count])? as u64;
+        let copied = match task.ask_host(|| source.read_at(read, &mut buffer[..most])).await {
+            Ok(0) => break,
+            Ok(count) => task.ask_host(|| target.write_at(written, &buffer[..count])).await,
+            Err(why) => Err(why),
+        };
+        let count = match copied {
+            Ok(count) => count as u64,
+            Err(_) if done > 0 => break,
+            Err(why) => return Err(why),
+        };
         (read, written, done) = (read + count, written + count, done + count);
     }
     set_position(task, &from, a[1], read)?;

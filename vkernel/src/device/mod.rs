@@ -3,9 +3,13 @@
 //! The boot hart gets their interrupts. Each device may be serviced by any hart, under its lock.
 
 #[cfg(feature = "machine")]
+mod net;
+#[cfg(feature = "machine")]
 mod plic;
 #[cfg(feature = "machine")]
 mod port;
+#[cfg(feature = "machine")]
+mod share;
 #[cfg(feature = "machine")]
 mod uart;
 #[cfg(feature = "machine")]
@@ -32,8 +36,9 @@ pub fn start(board: &Board, boot_hart: u64) {
         uart::start(at);
         plic::enable(source);
     }
+    let settings = crate::net::Settings::parse(crate::boot::command_line());
     for (at, source) in &board.virtio {
-        if port::start(*at) {
+        if port::start(*at) || share::start(*at) || net::start(*at, settings) {
             plic::enable(*source);
         }
     }
@@ -84,6 +89,16 @@ pub fn go_on() {}
 pub fn service() {
     port::service();
 }
+
+/// Moves messages to the servers of shares, and their answers.
+#[cfg(feature = "machine")]
+pub fn service_shares() {
+    share::service();
+}
+
+/// There are no devices.
+#[cfg(not(feature = "machine"))]
+pub fn service_shares() {}
 
 #[cfg(not(feature = "machine"))]
 fn interrupts() {}

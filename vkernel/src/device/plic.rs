@@ -44,6 +44,8 @@ pub fn claim_all() {
     // SAFETY: as above.
     let source = unsafe { read32(claim) };
     super::port::acknowledge();
+    super::share::acknowledge();
+    super::net::acknowledge();
     super::uart::receive();
     if source != 0 {
         // SAFETY: as above.

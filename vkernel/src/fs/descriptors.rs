@@ -6,7 +6,8 @@ use super::{ERR, HUP, IN, Kind, Node, OUT, Ready, Status, Stream};
 use crate::errno::{Errno, Result};
 use crate::sync::Mutex;
 use crate::task::Thread;
-use crate::task::wait::interruptible;
+use crate::task::wait::{WaitQueue, interruptible};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::future::poll_fn;
@@ -23,6 +24,38 @@ pub enum Content {
     Stream(Arc<dyn Stream>),
 }
 
+/// The entries of a directory: names, numbers of nodes, kinds.
+pub type Listing = Vec<(String, u64, Kind)>;
+
+/// A right that one thread has at a time, and that others wait for.
+#[derive(Debug, Default)]
+pub struct Turn {
+    is_taken: AtomicBool,
+    ends: WaitQueue,
+}
+
+/// The right of a [`Turn`].
+#[derive(Debug)]
+pub struct Held<'a>(&'a Turn);
+
+impl Turn {
+    /// Waits for the right.
+    ///
+    /// # Errors
+    /// [`Errno::RESTART`].
+    pub async fn take(&self, thread: &Thread) -> Result<Held<'_>> {
+        let free = self.ends.until(|| (!self.is_taken.swap(true, Ordering::Acquire)).then_some(Held(self)));
+        interruptible(thread, free).await
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.is_taken.store(false, Ordering::Release);
+        self.0.ends.wake();
+    }
+}
+
 /// An open file, which several descriptors may have.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -32,6 +65,10 @@ pub struct OpenFile {
     pub place: Option<Arc<Place>>,
     /// The position of the next read or write, or of the next entry of a directory.
     pub offset: Mutex<u64>,
+    /// Held by the transfer that moves the position, if that may have to wait for another computer.
+    pub turn: Turn,
+    /// The entries of a directory that is being read.
+    pub listing: Mutex<Option<Arc<Listing>>>,
     /// `O_` flags.
     flags: AtomicU32,
     /// Set if it was ever locked.
@@ -47,6 +84,8 @@ impl OpenFile {
             content,
             place,
             offset: Mutex::new(0),
+            turn: Turn::default(),
+            listing: Mutex::default(),
             flags: AtomicU32::new(flags),
             is_locked: AtomicBool::new(false),
         })
@@ -160,13 +199,21 @@ impl OpenFile {
             Content::Node(node) => {
                 let mut offset = self.offset.lock();
                 if self.flags() & linux::O_APPEND != 0 {
-                    *offset = node.status().bytes;
+                    let (end, count) = node.append(from)?;
+                    *offset = end;
+                    return Ok(count);
                 }
                 let count = node.write_at(*offset, from)?;
                 *offset += count as u64;
                 Ok(count)
             }
         }
+    }
+
+    /// Returns whether reads and writes may have to wait for another computer.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        matches!(&self.content, Content::Node(node) if node.is_remote())
     }
 
     /// Returns for what it is ready. A node is always.

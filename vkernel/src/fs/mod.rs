@@ -127,6 +127,27 @@ pub enum New {
     Socket,
 }
 
+/// The description of a file system, in its blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct System {
+    /// Its kind, by Linux's number.
+    pub kind: u64,
+    /// Bytes of a block.
+    pub block: u64,
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free: u64,
+    /// Free blocks that a user may fill.
+    pub available: u64,
+    /// Nodes that there can be.
+    pub files: u64,
+    /// Nodes that can be made.
+    pub free_files: u64,
+    /// Bytes of the longest name.
+    pub name: u64,
+}
+
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -143,6 +164,19 @@ pub trait Node: Debug + Send + Sync {
     /// Returns the description.
     fn status(&self) -> Status;
 
+    /// Asks for the description again, if the node is one of another computer's.
+    ///
+    /// # Errors
+    /// The server's.
+    fn refresh(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns whether reads and writes may have to wait for another computer ([`Errno::HOST`]).
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// Changes the description.
     ///
     /// # Errors
@@ -157,6 +191,14 @@ pub trait Node: Debug + Send + Sync {
     /// `ENOTDIR`, `ENOENT`.
     fn lookup(&self, _name: &str) -> Result<Arc<dyn Node>> {
         Err(Errno::NOTDIR)
+    }
+
+    /// Finds the node of a name in a directory, of a path that goes on with other names.
+    ///
+    /// # Errors
+    /// As [`Node::lookup`].
+    fn lookup_ahead(&self, name: &str, _rest: &mut dyn Iterator<Item = &str>) -> Result<Arc<dyn Node>> {
+        self.lookup(name)
     }
 
     /// Returns the entries of a directory, without `.` and `..`.
@@ -236,8 +278,39 @@ pub trait Node: Debug + Send + Sync {
         Err(Errno::INVAL)
     }
 
+    /// Writes at the end. Returns the offset behind what was written, and its bytes.
+    ///
+    /// # Errors
+    /// As [`Node::write_at`].
+    fn append(&self, from: &[u8]) -> Result<(u64, usize)> {
+        let end = self.status().bytes;
+        let count = self.write_at(end, from)?;
+        Ok((end + count as u64, count))
+    }
+
+    /// Writes to stable storage what was written: the content alone, if only that is wanted.
+    ///
+    /// # Errors
+    /// `EIO`, `ENOSPC`.
+    fn flush(&self, _only_data: bool) -> Result<()> {
+        Ok(())
+    }
+
+    /// Returns the description of the file system, if it is not in memory.
+    ///
+    /// # Errors
+    /// The server's.
+    fn system(&self) -> Result<Option<System>> {
+        Ok(None)
+    }
+
     /// Returns the content as memory that spaces map.
     fn object(&self) -> Option<Arc<dyn Object>> {
+        None
+    }
+
+    /// Returns this node as one of a share's.
+    fn as_share(&self) -> Option<&crate::share::Node> {
         None
     }
 

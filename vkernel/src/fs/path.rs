@@ -71,10 +71,15 @@ impl Place {
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `ENAMETOOLONG`.
     pub fn child(self: &Arc<Self>, name: &str) -> Result<Arc<Self>> {
+        self.child_ahead(name, &mut core::iter::empty())
+    }
+
+    /// Finds a name in the directory at this place, of a path that goes on with other names.
+    fn child_ahead(self: &Arc<Self>, name: &str, rest: &mut dyn Iterator<Item = &str>) -> Result<Arc<Self>> {
         if name.len() > MOST_NAME {
             return Err(Errno::NAMETOOLONG);
         }
-        let node = mounted(self.node.lookup(name)?);
+        let node = mounted(self.node.lookup_ahead(name, rest)?);
         Ok(Arc::new(Self { parent: Some(Arc::clone(self)), name: name.to_string(), node }))
     }
 
@@ -171,7 +176,7 @@ impl Position {
                 }
                 _ => {}
             }
-            let found = match at.child(name) {
+            let found = match at.child_ahead(name, &mut names.clone()) {
                 Err(Errno::NOENT) if is_last => return Ok(Target::Absent(at, name.to_string())),
                 result => result?,
             };

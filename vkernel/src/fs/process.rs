@@ -79,7 +79,10 @@ pub fn root(own: fn() -> Option<u32>) -> Arc<dyn Node> {
 }
 
 fn mounts() -> String {
-    "rootfs / rootfs rw 0 0\nproc /proc proc rw 0 0\n".into()
+    crate::share::tags().iter().fold("rootfs / rootfs rw 0 0\nproc /proc proc rw 0 0\n".into(), |mut text, tag| {
+        let _ = writeln!(text, "{tag} /{}/{tag} 9p rw,access=client,trans=virtio 0 0", crate::boot::MOUNTS);
+        text
+    })
 }
 
 fn cpuinfo() -> String {

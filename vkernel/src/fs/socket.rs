@@ -5,6 +5,7 @@
 pub mod address;
 pub mod flight;
 pub mod message;
+mod outer;
 
 use super::{ERR, HUP, IN, Kind, OUT, Ready, Status, Stream, new_id};
 use crate::errno::{Errno, Result};
@@ -74,6 +75,8 @@ enum Role {
         queue: VecDeque<Arc<Socket>>,
     },
     Connected(Weak<Socket>),
+    /// Another machine has not answered yet.
+    Connecting,
 }
 
 #[derive(Debug)]
@@ -260,7 +263,7 @@ impl Socket {
     pub fn listen(&self, most: usize, own: Sender) -> Result<()> {
         let mut inner = self.inner.lock();
         match &mut inner.role {
-            Role::Connected(_) => return Err(Errno::INVAL),
+            Role::Connected(_) | Role::Connecting => return Err(Errno::INVAL),
             Role::Listening { most: now, .. } => *now = most,
             role @ Role::None => *role = Role::Listening { most, queue: VecDeque::new() },
         }
@@ -292,6 +295,7 @@ impl Socket {
             match inner.role {
                 Role::None => {}
                 Role::Connected(_) => return Err(Errno::ISCONN),
+                Role::Connecting => return Err(Errno::ALREADY),
                 Role::Listening { .. } => return Err(Errno::INVAL),
             }
             (inner.role, inner.peer_address) = (Role::Connected(Arc::downgrade(&other)), to_address.clone());
@@ -439,6 +443,7 @@ impl Stream for Socket {
         let peer = match &inner.role {
             Role::Listening { queue, .. } => return ready | if queue.is_empty() { 0 } else { IN },
             Role::None => return ready | if self.connects() { HUP | OUT } else { OUT },
+            Role::Connecting => return ready,
             Role::Connected(peer) => peer.upgrade(),
         };
         drop(inner);

@@ -126,6 +126,7 @@ impl Space {
     /// Sets the rights of a range.
     ///
     /// # Errors
+    /// `EACCES` for the right to store to what may only be read.
     /// `EINVAL`; `ENOMEM` if a part of the range has no region.
     pub fn protect(&self, start: u64, bytes: u64, rights: Rights) -> Result<()> {
         let end = range_end(start, bytes)?;
@@ -139,6 +140,9 @@ impl Space {
             for (begin, region) in regions.range_mut(start..end) {
                 if *begin != at {
                     break;
+                }
+                if rights.contains(Rights::W) && !region.may_store {
+                    return Err(Errno::ACCES);
                 }
                 at = region.end;
                 region.rights = rights;

@@ -15,6 +15,8 @@ pub enum NoPage {
     Behind,
     /// There is no free memory.
     Memory,
+    /// The host has to be asked for the page. The thread waits ([`crate::share::Ledger::settle`]) and tries again.
+    Host,
 }
 
 /// Pages that spaces map. Each method may be called with the lock of a space held.
@@ -27,6 +29,11 @@ pub trait Object: Debug + Send + Sync {
 
     /// Returns the frame of a page if the page has one.
     fn present(&self, number: u64) -> Option<Frame>;
+
+    /// Returns whether the pages are copies, to which stores would be lost.
+    fn is_cache(&self) -> bool {
+        false
+    }
 }
 
 /// An object whose content is in memory only. Pages that were never written have no frames.

@@ -25,6 +25,8 @@ pub struct Region {
     pub rights: Rights,
     /// True if stores reach the object, and other spaces that map it.
     pub is_shared: bool,
+    /// True if the program may get the right to store.
+    pub may_store: bool,
     /// The content.
     pub source: Source,
     /// The name in `/proc/PID/maps`.
@@ -50,7 +52,7 @@ impl Region {
     /// A private region of zeroes.
     #[must_use]
     pub fn anonymous(bytes: u64, rights: Rights) -> Self {
-        Self { end: bytes, rights, is_shared: false, source: Source::Anonymous, name: Name::Anonymous }
+        Self { end: bytes, rights, is_shared: false, may_store: true, source: Source::Anonymous, name: Name::Anonymous }
     }
 
     /// Returns the rest of the region from a later address on.

@@ -45,6 +45,8 @@ pub enum Refusal {
     BehindObject,
     /// There is no free memory.
     NoMemory,
+    /// The host has to be asked for the page first.
+    Host,
 }
 
 #[derive(Debug)]
@@ -188,6 +190,7 @@ impl Space {
                 let frame = object.page(first + (va - start) / PAGE_U64).map_err(|why| match why {
                     NoPage::Behind => Refusal::BehindObject,
                     NoPage::Memory => Refusal::NoMemory,
+                    NoPage::Host => Refusal::Host,
                 })?;
                 if region.is_shared {
                     (frame, region.rights)
@@ -219,6 +222,17 @@ impl Space {
     pub fn ensure(&self, va: u64, access: Rights) -> core::result::Result<(), Refusal> {
         let is_mapped = self.inner.lock().table.leaf(va).is_some_and(|leaf| leaf.rights.contains(access));
         if is_mapped { Ok(()) } else { self.fault(va, access) }
+    }
+
+    /// Maps a page for an access of the kernel's, unless it is mapped with that right.
+    ///
+    /// # Errors
+    /// As [`Space::fault_here`].
+    pub(super) fn ensure_here(&self, va: u64, access: Rights) -> core::result::Result<(), Refusal> {
+        match self.ensure(va, access) {
+            Err(Refusal::Host) => self.fault_here(va, access),
+            result => result,
+        }
     }
 
     /// Maps pages of an object around one that a program reads, if they are present, and not mapped yet.
@@ -272,7 +286,21 @@ impl Space {
             {
                 return Ok(frame);
             }
-            self.fault(va, access).map_err(|_| Errno::FAULT)?;
+            self.fault_here(va, access).map_err(|_| Errno::FAULT)?;
+        }
+    }
+
+    /// Resolves a page fault of the kernel's. It polls for a page of the host, since a call may not be able to begin again where it accesses the
+    /// program's memory.
+    ///
+    /// # Errors
+    /// [`Refusal`] other than [`Refusal::Host`].
+    pub(super) fn fault_here(&self, va: u64, access: Rights) -> core::result::Result<(), Refusal> {
+        loop {
+            match self.fault(va, access) {
+                Err(Refusal::Host) => crate::share::ledger::settle_here(),
+                result => return result,
+            }
         }
     }
 

@@ -117,7 +117,7 @@ impl Space {
                 return Ok(());
             };
             left = rest;
-            self.fault(refused_at, Rights::R).map_err(refused)?;
+            self.fault_here(refused_at, Rights::R).map_err(refused)?;
         }
     }
 
@@ -139,7 +139,7 @@ impl Space {
                 return Ok(());
             };
             left = rest;
-            self.fault(refused_at, Rights::W).map_err(refused)?;
+            self.fault_here(refused_at, Rights::W).map_err(refused)?;
         }
     }
 
@@ -157,7 +157,7 @@ impl Space {
             if let Some(word) = unsafe { machine::load_word(at) } {
                 return Ok(word);
             }
-            self.fault(at, Rights::R).map_err(refused)?;
+            self.fault_here(at, Rights::R).map_err(refused)?;
         }
     }
 
@@ -176,7 +176,7 @@ impl Space {
             if let Some(word) = unsafe { machine::compare_exchange(at, old, new) } {
                 return Ok(word);
             }
-            self.fault(at, Rights::W).map_err(refused)?;
+            self.fault_here(at, Rights::W).map_err(refused)?;
         }
     }
 
@@ -193,7 +193,7 @@ impl Space {
         check(at, bytes as usize)?;
         let page = super::frames::PAGE as u64;
         for page in (at / page..(at + bytes).div_ceil(page)).map(|number| number * page) {
-            self.ensure(page, Rights::W).map_err(refused)?;
+            self.ensure_here(page, Rights::W).map_err(refused)?;
         }
         Ok(())
     }

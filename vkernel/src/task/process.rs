@@ -11,6 +11,7 @@ use crate::fs::descriptors::Descriptors;
 use crate::fs::path::Position;
 use crate::machine;
 use crate::memory::space::Space;
+use crate::share::Ledger;
 use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -164,6 +165,8 @@ pub struct Thread {
     pub robust_list: AtomicU64,
     /// The name, of 15 bytes at most.
     pub name: Mutex<String>,
+    /// Operations of its call on shares.
+    pub host: Arc<Ledger>,
     waker: Mutex<Option<Waker>>,
     is_ending: AtomicBool,
     /// The index of the hart that runs it, plus 1; 0 is none.
@@ -513,6 +516,7 @@ impl Thread {
             clear_at_exit: AtomicU64::new(0),
             robust_list: AtomicU64::new(0),
             name: Mutex::default(),
+            host: Arc::default(),
             waker: Mutex::default(),
             is_ending: AtomicBool::new(false),
             hart: AtomicU32::new(0),

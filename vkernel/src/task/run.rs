@@ -4,9 +4,11 @@ use super::process::{ExitStatus, Thread};
 use super::signal::{Info, force, number};
 use super::{executor, exit, signal_frame, timers};
 use crate::call;
+use crate::errno::{Errno, Result};
 use crate::machine::{self, Context, FloatUse, Trap};
 use crate::memory::space::{Refusal, Rights, Space};
 use crate::memory::translation;
+use crate::share;
 use abi::vmspace::Way;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -85,8 +87,14 @@ impl Future for Running {
         if let Some(space) = space {
             space.activate();
         }
+        if share::is_used() {
+            share::ledger::enter(Some(Arc::clone(&self.thread.host)));
+        }
         let begun = machine::ticks();
         let result = self.inner.as_mut().poll(cx);
+        if share::is_used() {
+            share::ledger::enter(None);
+        }
         self.thread.process.ticks.fetch_add(machine::ticks() - begun, Ordering::Relaxed);
         self.thread.end_turn();
         result
@@ -122,7 +130,13 @@ async fn run(mut task: Task) {
             }
             cause::IPI => machine::clear_ipi(),
             cause::EXTERNAL => crate::device::poll(),
-            _ => task.exception(trap),
+            _ => {
+                if task.exception(trap).is_err() {
+                    task.leave_hart();
+                    // A signal comes first, and the program faults again.
+                    let _ = task.thread.host.settle(&task.thread).await;
+                }
+            }
         }
     }
     exit::thread_ends(task).await;
@@ -145,15 +159,26 @@ impl Task {
     }
 
     /// Handles an exception that is not a call.
-    fn exception(&mut self, trap: Trap) {
+    ///
+    /// # Errors
+    /// [`Errno::HOST`] if the program has to wait for a page, and to try again.
+    fn exception(&mut self, trap: Trap) -> Result<()> {
         let access = match trap.cause {
             cause::LOAD_PAGE => Rights::R,
             cause::STORE_PAGE => Rights::W,
             cause::FETCH_PAGE => Rights::X,
-            other => return self.fail(other, trap.value),
+            other => {
+                self.fail(other, trap.value);
+                return Ok(());
+            }
         };
-        match self.space.fault(trap.value, access) {
+        let result = self.space.fault(trap.value, access);
+        if share::is_used() && result != Err(Refusal::Host) {
+            self.thread.host.clear();
+        }
+        match result {
             Ok(()) => {}
+            Err(Refusal::Host) => return Err(Errno::HOST),
             Err(Refusal::NoRegion) => self.signal(number::SEGV, linux::SEGV_MAPERR, trap.value),
             Err(Refusal::NoRight) => self.signal(number::SEGV, linux::SEGV_ACCERR, trap.value),
             Err(Refusal::BehindObject) => self.signal(number::BUS, linux::BUS_ADRERR, trap.value),
@@ -163,6 +188,7 @@ impl Task {
                 self.thread.process.end(ExitStatus::Killed(number::KILL));
             }
         }
+        Ok(())
     }
 
     /// Handles an exception that programs are told of by a signal.

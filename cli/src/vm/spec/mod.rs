@@ -299,8 +299,6 @@ impl VmSpec {
                 "leave out one of them: the first program of an `initrd` is its /init",
             ),
             _ if !self.disks.is_empty() => ("the vkernel has no driver for disks", LEAVE_OUT),
-            _ if !self.shares.is_empty() => ("the vkernel has no driver for shares", LEAVE_OUT),
-            _ if self.net.is_some() => ("the vkernel has no driver for networks", LEAVE_OUT),
             _ if self.console == Console::Virtio => ("the vkernel has no driver for that console", LEAVE_OUT),
             _ => return Ok(()),
         };

@@ -81,7 +81,6 @@ fn the_vkernel_has_keys_of_its_own_and_few_devices() {
         (VmFile { init: Some(Vec::new()), ..vm() }, "names no program"),
         (VmFile { init: init(), initrd: Some(Initrd::Busybox), ..vm() }, "an `initrd`"),
         (VmFile { disks: Some(vec!["a.img".parse().expect("a disk")]), ..vm() }, "for disks"),
-        (VmFile { net: Some(true), ..vm() }, "for networks"),
         (VmFile { console: Some(Console::Virtio), ..vm() }, "that console"),
     ] {
         let said = settle(vm).expect_err("refused").to_string();

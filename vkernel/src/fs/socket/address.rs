@@ -75,10 +75,23 @@ impl Internet {
         self.ip == [0; 16] || self.ip[..12] == MAPPED && self.ip[12..] == [0; 4]
     }
 
-    /// Returns whether it names this machine: there is no network beyond.
+    /// Returns the address in the format of IPv4, if it is one.
+    #[must_use]
+    pub fn ipv4(&self) -> Option<[u8; 4]> {
+        if self.ip[..12] == MAPPED { self.ip[12..].try_into().ok() } else { None }
+    }
+
+    /// Returns whether it names this machine for programs of this machine alone.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        !self.is_any() && self.is_own() && crate::net::own().is_none_or(|own| own.ip != self.ip)
+    }
+
+    /// Returns whether it names this machine.
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.is_any()
+            || crate::net::own().is_some_and(|own| own.ip == self.ip)
             || self.ip[..12] == MAPPED && self.ip[12] == 127
             || self.ip == Self::loopback(Family::Internet6).ip
     }

@@ -106,6 +106,7 @@ impl Socket {
                     Err(Errno::CONNREFUSED)
                 }
             },
+            Role::Connecting => Err(Errno::AGAIN),
             _ if self.connects() && self.family != Family::Local => Err(Errno::PIPE),
             _ if self.connects() || self.family == Family::Local => Err(Errno::NOTCONN),
             _ => Err(Errno::DESTADDRREQ),
@@ -267,6 +268,33 @@ impl Socket {
             self.changed.wake();
         }
         Ok(received)
+    }
+
+    /// Returns the port from which its next message was sent.
+    #[must_use]
+    pub fn next_sender(&self) -> Option<u16> {
+        let inner = self.inner.lock();
+        let message = inner.received.front()?;
+        Some(if let Address::Internet(from) = message.from { from.port } else { 0 })
+    }
+
+    /// Adds a datagram of another machine, if the socket takes it and has room. Otherwise it is lost.
+    pub fn deliver(&self, bytes: &[u8], from: Address) {
+        let mut inner = self.inner.lock();
+        let is_wanted = match inner.role {
+            Role::Connected(_) => inner.peer_address.is_same(&from),
+            _ => true,
+        };
+        let size = bytes.len() + OVERHEAD;
+        if !is_wanted || inner.is_read_closed || inner.bytes + size > inner.options.receive_room {
+            return;
+        }
+        let Ok(charge) = Charge::new(size) else { return };
+        let (bytes, files, sender) = (bytes.to_vec(), Files::default(), Sender::default());
+        inner.received.push_back(Message { charge, bytes, done: 0, from, files, sender });
+        inner.bytes += size;
+        drop(inner);
+        self.changed.wake();
     }
 
     /// Calls a function with each file in its messages, and in those of connections that are not accepted.
