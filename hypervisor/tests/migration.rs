@@ -30,10 +30,11 @@ impl Copy {
     fn collect(&mut self, g: &Gnomon, hart: &mut Hart, is_first: bool, mut between: impl FnMut(&mut Hart)) {
         let mut from = 0;
         while from < MEMORY / 4096 {
-            let Answer::Changed(Changed { next, changed, zero }) = save(g, hart, Save::Changed { from, is_first })
-            else {
-                panic!("runs of pages")
-            };
+            let answer = save(g, hart, Save::Changed { from, is_first });
+            if answer == Answer::Later {
+                continue;
+            }
+            let Answer::Changed(Changed { next, changed, zero }) = answer else { panic!("runs of pages: {answer:?}") };
             self.pending.extend(changed.iter().flat_map(|(first, count)| *first..first + count));
             for page in zero.iter().flat_map(|(first, count)| *first..first + count) {
                 self.pending.remove(&page);
@@ -46,11 +47,14 @@ impl Copy {
 
     fn fetch(&mut self, g: &Gnomon, hart: &mut Hart) {
         while let Some(page) = self.pending.first().copied() {
-            let Answer::Pages(Pages { next, first, bytes }) = save(g, hart, Save::Look { from: page, end: u64::MAX })
-            else {
-                panic!("pages")
-            };
-            for page in page..next {
+            // By numbers, or as they follow one another.
+            let mut some = [u64::MAX; MOST_PAGES];
+            some.iter_mut().zip(&self.pending).for_each(|(place, page)| *place = *page);
+            let is_run = page.is_multiple_of(2);
+            let wish = if is_run { Save::Look { from: page, end: u64::MAX } } else { Save::Fetch(some) };
+            let Answer::Pages(Pages { next, first, bytes }) = save(g, hart, wish) else { panic!("pages") };
+            let done: Vec<u64> = if is_run { (page..next).collect() } else { some.into() };
+            for page in done {
                 if self.pending.remove(&page) {
                     self.pages.remove(&page);
                     if let Some(at) = first.iter().position(|found| *found == page) {

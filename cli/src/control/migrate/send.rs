@@ -5,7 +5,7 @@ use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::save::{Held, ask};
 use abi::control::Answer;
-use abi::control::save::{Changed, Pages, Save};
+use abi::control::save::{Changed, MOST_PAGES, Pages, Save};
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::file::PAGE;
 use fixedbitset::FixedBitSet;
@@ -88,12 +88,9 @@ pub fn send(
             sender.collect(false)?;
             let hot = std::mem::take(&mut sender.hot);
             sender.due.union_with(&hot);
-            sender.flush(|from, end| Save::Look { from, end })?;
+            sender.flush()?;
         }
-        false => {
-            sender.due.insert_range(..);
-            sender.flush(|from, _| Save::Pages { id, from })?;
-        }
+        false => sender.flush_still(id)?,
     }
     sender.line.put(&Sent::State(Bytes(state)))?;
     sender.line.expect(&Reply::Checked, PATIENCE)?;
@@ -136,7 +133,7 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
                 self.due.difference_with(&self.hot.clone());
             }
             let sent_now = self.due.clone();
-            self.flush(|from, end| Save::Look { from, end })?;
+            self.flush()?;
             self.due = sent_now;
             self.line.put(&Sent::Sync)?;
             self.line.expect(&Reply::Synced, PATIENCE)?;
@@ -159,7 +156,7 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
             let Answer::Changed(Changed { next, changed, zero }) = answer else {
                 return Err(self.client.nonsense().into());
             };
-            if next <= from && changed.is_empty() && zero.is_empty() || next > all {
+            if next <= from || next > all {
                 return Err(self.client.nonsense().into());
             }
             for (first, count) in &changed {
@@ -185,36 +182,57 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
         Ok(())
     }
 
-    /// Sends all that is due.
-    fn flush(&mut self, look: impl Fn(u64, u64) -> Save) -> Result<(), MigrateError> {
+    /// Sends all that is due, of a VM that runs or ran until now: what follows one another by runs, else by numbers.
+    fn flush(&mut self) -> Result<(), MigrateError> {
+        /// The least length of a run.
+        const RUN: usize = 32;
         while let Some(first) = self.due.minimum() {
             let end = (first..self.due.len()).find(|page| !self.due.contains(*page)).unwrap_or(self.due.len());
-            let answer = ask(self.client, self.vm, look(first as u64, end as u64))?;
-            let Answer::Pages(Pages { next, first: found, bytes }) = answer else {
-                return Err(self.client.nonsense().into());
-            };
-            let next = (next as usize).min(end);
-            let is_sound = next > first && bytes.0.len() == found.len() * PAGE;
-            if !is_sound || !found.iter().all(|page| (first..self.due.len()).contains(&(*page as usize))) {
-                return Err(self.client.nonsense().into());
+            if end - first >= RUN {
+                self.send(Save::Look { from: first as u64, end: end as u64 }, |next| (first..next.min(end)).collect())?;
+                continue;
             }
-            let mut zero = FixedBitSet::with_capacity(self.there.len());
-            zero.insert_range(first..next);
-            found.iter().for_each(|page| zero.set(*page as usize, false));
-            zero.intersect_with(&self.there);
-            for page in zero.ones().collect::<Vec<_>>() {
-                self.there.set(page, false);
+            let mut numbers = [u64::MAX; MOST_PAGES];
+            let some: Vec<usize> = self.due.ones().take(MOST_PAGES).collect();
+            numbers.iter_mut().zip(&some).for_each(|(place, page)| *place = *page as u64);
+            self.send(Save::Fetch(numbers), |_| some)?;
+        }
+        Ok(())
+    }
+
+    /// Sends all pages of a VM that stands still for that snapshot.
+    fn flush_still(&mut self, id: u32) -> Result<(), MigrateError> {
+        self.due.insert_range(..);
+        while let Some(first) = self.due.minimum() {
+            self.send(Save::Pages { id, from: first as u64 }, |next| (first..next).collect())?;
+        }
+        Ok(())
+    }
+
+    /// Asks for pages and sends them. `asked` says which they are, by the page to continue from; those that are not found are zero.
+    fn send(&mut self, wish: Save, asked: impl FnOnce(usize) -> Vec<usize>) -> Result<(), MigrateError> {
+        let Answer::Pages(Pages { next, first: found, bytes }) = ask(self.client, self.vm, wish)? else {
+            return Err(self.client.nonsense().into());
+        };
+        let asked = asked((next as usize).min(self.due.len()));
+        let is_known = |page: &u64| asked.binary_search(&(*page as usize)).is_ok();
+        if asked.is_empty() || bytes.0.len() != found.len() * PAGE || !found.iter().all(is_known) {
+            return Err(self.client.nonsense().into());
+        }
+        for page in asked {
+            self.due.set(page, false);
+            let is_there = found.binary_search(&(page as u64)).is_ok();
+            if self.there.put(page) && !is_there {
                 self.line.put(&Sent::Zero(page as u64, page as u64 + 1))?;
             }
-            found.iter().for_each(|page| self.there.insert(*page as usize));
-            self.progress.sent += found.len() as u64;
-            if !found.is_empty() {
-                self.line.put(&Sent::Pages(Pages { next: 0, first: found, bytes }))?;
-            }
-            self.due.remove_range(first..next);
-            self.progress.left = self.due.count_ones(next..);
-            (self.tell)(self.progress);
+            self.there.set(page, is_there);
         }
+        self.progress.sent += found.len() as u64;
+        if !found.is_empty() {
+            self.line.put(&Sent::Pages(Pages { next: 0, first: found, bytes }))?;
+        }
+        self.progress.left = self.due.count_ones(..);
+        (self.tell)(self.progress);
         Ok(())
     }
 }

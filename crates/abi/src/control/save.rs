@@ -39,7 +39,7 @@ pub enum Save {
     /// unseen.
     Log(bool),
     /// Collect pages that have changed since they were last collected, from that one on; the first time all that are not zero. The log must be on:
-    /// [`super::Answer::Changed`].
+    /// [`super::Answer::Changed`], or [`super::Answer::Later`].
     Changed {
         /// The first page.
         from: u64,
@@ -53,6 +53,9 @@ pub enum Save {
         /// The page behind the last.
         end: u64,
     },
+    /// These pages of RAM of a VM whose log is on, in ascending order, without those that are zero; numbers that no page has are passed over:
+    /// [`super::Answer::Pages`], or [`super::Answer::Later`].
+    Fetch([u64; MOST_PAGES]),
     /// The snapshot's VM is given to another machine: it stays paused though the command goes: [`super::Answer::Done`]. A request that resumes it is
     /// the only way back.
     Give(u32),

@@ -2,7 +2,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
-use crate::life::undone::{Done, refuse};
+use crate::life::undone::{Done, Undone, refuse};
 use crate::memory::edits;
 use crate::vm::Vm;
 use abi::bundle::GUEST_RAM_BASE;
@@ -48,6 +48,10 @@ pub(super) fn changed<E: Env>(g: &Gnomon, vm: &Vm, (from, is_first): (u64, bool)
     }
     let range = (base.add(from), end);
     let Some(collected) = edits::collect(g, vm, range, is_first, MOST_RUNS, env) else { return refuse(OFF) };
+    if collected.next == range.0 && range.0 < end {
+        // What was made from the first page is let go in portions.
+        return Err(Undone::Later);
+    }
     let number = |page: u64| page - base.raw();
     let runs = |runs: Vec<Range<u64>>| runs.iter().map(|run| (number(run.start), run.end - run.start)).collect();
     let next = number(collected.next.raw());

@@ -43,6 +43,7 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
         Save::Log(on) => log::switch(g, vm, on).map(|()| Answer::Done),
         Save::Changed { from, is_first } => log::changed(g, vm, (from, is_first), env).map(Answer::Changed),
         Save::Look { from, end } => log::check(vm).and_then(|()| pages(g, vm, (from, end), env)).map(Answer::Pages),
+        Save::Fetch(pages) => log::check(vm).and_then(|()| fetch(g, vm, pages, env)).map(Answer::Pages),
         // The command's side keeps it from being ended when the command goes.
         Save::Give(id) => state(vm, id, u32::MAX).map(|_| Answer::Done),
     })
@@ -224,6 +225,18 @@ fn pages<E: Env>(g: &Gnomon, vm: &Vm, (from, most): (u64, u64), env: &mut E) -> 
         }
     }
     answer.next = page.raw() - base.raw();
+    Ok(answer)
+}
+
+/// Reads those pages.
+fn fetch<E: Env>(g: &Gnomon, vm: &Vm, numbers: [u64; MOST_PAGES], env: &mut E) -> Done<Pages> {
+    let mut answer = Pages { next: 0, first: Vec::new(), bytes: Bytes::default() };
+    let all = vm.config.memory_bytes / PAGE_BYTES;
+    for number in numbers.into_iter().filter(|number| *number < all) {
+        let some = pages(g, vm, (number, number + 1), env)?;
+        answer.first.extend(some.first);
+        answer.bytes.0.extend(some.bytes.0);
+    }
     Ok(answer)
 }
 
