@@ -1,4 +1,4 @@
-//! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
+//! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`.
 
 use super::script::{STATUS_INPUT, complain, print};
 use crate::control::client::Client;
@@ -292,20 +292,13 @@ pub struct ResumeArgs {
     whom: Whom,
 }
 
-/// End a VM. Its guest is not asked.
-#[derive(Debug, Args)]
-pub struct StopArgs {
-    #[command(flatten)]
-    whom: Whom,
-}
-
 impl Whom {
     /// Finds the VM, and a client of its run.
     pub(super) fn find(&self) -> Result<(Client, VmInfo), ControlError> {
         self.which.find(self.vm.as_deref())
     }
 
-    fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
+    pub(super) fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
         let (mut client, vm) = self.find()?;
         client.tell(&format!("cannot {what} VM `{}`", vm.name), &request(vm.number))?;
         Ok(0)
@@ -323,12 +316,5 @@ impl ResumeArgs {
     /// Resumes it.
     pub fn run(self) -> miette::Result<u8> {
         self.whom.tell("resume", Request::Resume)
-    }
-}
-
-impl StopArgs {
-    /// Ends it.
-    pub fn run(self) -> miette::Result<u8> {
-        self.whom.tell("stop", Request::Stop)
     }
 }

@@ -6,6 +6,7 @@ mod control;
 mod exec;
 mod gdb;
 mod port;
+mod power;
 mod run;
 mod script;
 mod snapshot;
@@ -37,7 +38,11 @@ enum Action {
     Set(control::SetArgs),
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
-    Stop(control::StopArgs),
+    Shutdown(power::ShutdownArgs),
+    Reboot(power::RebootArgs),
+    Reset(power::ResetArgs),
+    #[command(visible_alias = "stop")]
+    Destroy(power::DestroyArgs),
     Snapshot(snapshot::SnapshotArgs),
     Console(console::ConsoleArgs),
     Port(port::PortArgs),
@@ -79,7 +84,10 @@ impl Action {
             | Self::Set(_)
             | Self::Pause(_)
             | Self::Resume(_)
-            | Self::Stop(_)
+            | Self::Shutdown(_)
+            | Self::Reboot(_)
+            | Self::Reset(_)
+            | Self::Destroy(_)
             | Self::Snapshot(_)
             | Self::Console(_)
             | Self::Port(_)
@@ -112,7 +120,10 @@ pub fn main() -> ExitCode {
         Action::Set(args) => args.run(),
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
-        Action::Stop(args) => args.run(),
+        Action::Shutdown(args) => args.run(),
+        Action::Reboot(args) => args.run(),
+        Action::Reset(args) => args.run(),
+        Action::Destroy(args) => args.run(),
         Action::Snapshot(args) => args.run(),
         Action::Console(args) => args.run(),
         Action::Port(args) => args.run(),

@@ -124,6 +124,9 @@ pub struct RunArgs {
     /// has a free slot]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
+    /// Give each VM a power key, by which `gnomon shutdown` asks its guest [default: on with --debian and --kernel disk]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    powerkey: Option<Switch>,
     /// A port for each VM, to exchange bytes with programs of this host; in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "NAME")]
     port: Vec<String>,
@@ -348,6 +351,7 @@ impl RunArgs {
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
             shares: Some(self.share).filter(|shares| !shares.is_empty()),
             rng: self.rng.map(|switch| switch == Switch::On),
+            powerkey: self.powerkey.map(|switch| switch == Switch::On),
             ports: Some(self.port).filter(|ports| !ports.is_empty()),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.

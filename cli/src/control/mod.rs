@@ -11,6 +11,7 @@ pub mod bridge;
 pub mod client;
 pub mod gdb;
 mod ports;
+pub mod power;
 pub mod prometheus;
 pub mod runs;
 pub mod sample;
@@ -21,9 +22,11 @@ mod tests;
 pub mod trace;
 
 use crate::host::written::did_you_mean;
+use abi::control::Power;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The longest name of a run, in bytes.
 const MOST_NAME: usize = 40;
@@ -138,6 +141,26 @@ pub enum ControlError {
         what: String,
         /// The reason.
         why: String,
+    },
+    /// A guest that was asked to shut down, or to reboot, has not done so in time.
+    #[error(
+        "VM `{vm}` {} within {} s: its guest {}",
+        if *wish == Power::Restart { "has not rebooted" } else { "has not shut down" },
+        limit.as_secs(),
+        if *has_asked { "was asked, and has not finished" } else { "does not listen to a power key" }
+    )]
+    #[diagnostic(help(
+        "gnomon destroy {vm} ends it and gnomon reset {vm} resets it, both without asking; gnomon shutdown --timeout SECONDS waits longer"
+    ))]
+    Stays {
+        /// The VM.
+        vm: String,
+        /// The wish.
+        wish: Power,
+        /// The longest time to wait.
+        limit: Duration,
+        /// True if its guest listens.
+        has_asked: bool,
     },
     /// The run has ended.
     #[error("run `{0}` has ended")]

@@ -405,6 +405,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         mac: vm.net.as_ref().map(|card| card.mac),
         rng: vm.rng == Some(true),
         virtio_console: vm.console == Console::Virtio,
+        power_key: vm.power_key.unwrap_or(vm.has_system()),
         ports: vm.ports.clone(),
         segments: Vec::new(),
         entry_gpa: 0,

@@ -24,7 +24,8 @@ fi
 
 echo "Linux $(uname -r), $(nproc) CPU, $(free -m | awk '/^Mem:/ { print $2 }') MiB. exit or Ctrl-D powers off."
 # The kernel passes on what it does not know. Programs are to ask the terminal, whose size may change.
-[ -z "$COLUMNS" ] || stty rows "$LINES" cols "$COLUMNS"
+# `gnomon shutdown` lets the carrier of the serial line go, which ends the shell if the terminal minds carriers.
+stty -clocal ${COLUMNS:+rows "$LINES" cols "$COLUMNS"}
 unset LINES COLUMNS
 setsid cttyhack sh -l
 stty sane
