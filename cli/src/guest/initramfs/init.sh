@@ -22,7 +22,10 @@ if [ -f /exec.sh ]; then
     poweroff -f
 fi
 
-echo "Linux $(uname -r), $(nproc) CPU, $(free -m | awk '/^Mem:/ { print $2 }') MiB. exit or Ctrl-D powers off."
+# Its first line is MemTotal, in KiB.
+read -r name memory unit < /proc/meminfo
+echo "Linux $(uname -r), $(nproc) CPU, $((memory / 1024)) MiB. exit or Ctrl-D powers off."
+unset name memory unit
 # The kernel passes on what it does not know. Programs are to ask the terminal, whose size may change.
 # `gnomon shutdown` lets the carrier of the serial line go, which ends the shell if the terminal minds carriers.
 stty -clocal ${COLUMNS:+rows "$LINES" cols "$COLUMNS"}

@@ -5,7 +5,7 @@
 
 use super::backend::{Backend, Progress, read_bytes};
 use super::portion::{self, Budget, STEP, Stop, next_chain};
-use super::queue::{Queue, Trouble};
+use super::queue::{Chain, Queue, Trouble};
 use super::queues::Queues;
 use super::transport::Mmio;
 use crate::device::interface::{Device, Outside, Unsaved, Wild};
@@ -86,6 +86,8 @@ pub struct PowerKey {
     subselect: u8,
     /// The events of a press that are still to be sent: the last ones of [`PRESS`].
     left: usize,
+    /// The chain for the next event.
+    filling: Option<Chain>,
     counts: Counts,
 }
 
@@ -104,17 +106,19 @@ impl PowerKey {
         let Some(event) = PRESS.len().checked_sub(self.left).and_then(|at| PRESS.get(at)) else {
             return Err(Stop::Idle);
         };
-        if let Some(chain) = next_chain(queue, outside, budget)? {
-            let has_room = chain.room(true) >= event.len() as u64;
-            let is_sent = has_room && chain.tell(0, event, outside)?;
-            queue.give(&chain, if is_sent { event.len() as u32 } else { 0 }, outside)?;
-            if is_sent {
-                self.left -= 1;
-            } else {
-                self.counts.refused += 1;
-            }
-        }
-        budget.pay(STEP)
+        let Some(chain) = &self.filling else {
+            self.filling = next_chain(queue, outside, budget)?;
+            return budget.pay(STEP);
+        };
+        budget.pay(STEP)?;
+        let bytes = event.len() as u32;
+        // Written again if the ring is not there yet: the driver looks at it when the chain is back.
+        let is_sent = chain.room(true) >= bytes.into() && chain.tell(0, event, outside)?;
+        queue.give(chain, if is_sent { bytes } else { 0 }, outside)?;
+        self.filling = None;
+        self.left -= usize::from(is_sent);
+        self.counts.refused += u64::from(!is_sent);
+        Ok(())
     }
 }
 
@@ -169,8 +173,10 @@ impl Backend for PowerKey {
         }
     }
 
-    fn stop(&mut self, _: usize) {
-        self.left = 0;
+    fn stop(&mut self, at: usize) {
+        if at == EVENTS {
+            (self.left, self.filling) = (0, None);
+        }
     }
 
     fn reset(&mut self) {
@@ -186,8 +192,8 @@ impl Backend for PowerKey {
         Ok(OwnState::Nothing)
     }
 
-    fn begun(&self, _: usize) -> u16 {
-        0
+    fn begun(&self, at: usize) -> u16 {
+        (at == EVENTS && self.filling.is_some()).into()
     }
 
     fn restore(&mut self, own: &OwnState, _: bool) -> Result<(), Wild> {
