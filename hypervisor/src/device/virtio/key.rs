@@ -141,6 +141,7 @@ impl Mmio<PowerKey> {
 
 impl Backend for PowerKey {
     const ID: u32 = 18;
+    const GOES_ON: bool = true;
     const COUNTERS: [&'static str; 2] = ["power-key.notifications", "power-key.malformed"];
 
     fn queues(&self) -> usize {
