@@ -1,5 +1,6 @@
 //! The command line.
 
+mod background;
 mod bench;
 mod console;
 mod control;
@@ -32,6 +33,9 @@ enum Action {
     Run(Box<run::RunArgs>),
     Exec(Box<exec::ExecArgs>),
     Ps(control::PsArgs),
+    Wait(background::WaitArgs),
+    Logs(background::LogsArgs),
+    Rm(background::RmArgs),
     Top(watch::TopArgs),
     Stats(control::StatsArgs),
     Get(control::GetArgs),
@@ -77,6 +81,9 @@ impl Action {
             Self::Test(args) => args.needs(),
             // They speak to what runs.
             Self::Ps(_)
+            | Self::Wait(_)
+            | Self::Logs(_)
+            | Self::Rm(_)
             | Self::Top(_)
             | Self::Trace(_)
             | Self::Stats(_)
@@ -114,6 +121,9 @@ pub fn main() -> ExitCode {
         Action::Run(args) => args.run(),
         Action::Exec(args) => args.run(),
         Action::Ps(args) => args.run(),
+        Action::Wait(args) => args.run(),
+        Action::Logs(args) => args.run(),
+        Action::Rm(args) => args.run(),
         Action::Top(args) => args.run(),
         Action::Stats(args) => args.run(),
         Action::Get(args) => args.run(),

@@ -1,5 +1,6 @@
 //! `gnomon run`.
 
+use super::background;
 use super::control::no_tunable;
 use super::script::print;
 use crate::host::place::IoError;
@@ -35,6 +36,12 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct RunArgs {
+    /// Run in the background: print the run's name when its VMs have started, and return (see docs/control.md)
+    #[arg(long = "detach", short = 'd', conflicts_with_all = ["dry_run", "gdb"])]
+    is_detached: bool,
+    /// Be the run in the background, for the command that has started it
+    #[arg(long = "supervised", hide = true)]
+    is_supervised: bool,
     /// VM files (see docs/vm-file.md), one VM each
     #[arg(value_name = "VM.toml")]
     files: Vec<PathBuf>,
@@ -277,6 +284,17 @@ impl RunArgs {
     /// # Errors
     /// Whatever kept the machine from starting.
     pub fn run(self) -> miette::Result<u8> {
+        if self.is_detached && !self.is_supervised {
+            if matches!(self.control, Some(Switch::Off)) {
+                return Err(miette::miette!(
+                    help = "leave out one of the two: -d, or --control off",
+                    "a run in the background must be reachable by other commands"
+                ));
+            }
+            return background::start();
+        }
+        let background = self.is_supervised.then(run::Background::enter).transpose();
+        let background = background.map_err(IoError::at("use", "standard input"))?;
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
         let reach = match self.control {
@@ -290,6 +308,7 @@ impl RunArgs {
             gdb: self.gdb,
             reach,
             is_unconfined: self.no_sandbox,
+            background,
         };
         let mut spec = self.into_spec()?;
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {

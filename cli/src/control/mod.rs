@@ -3,13 +3,14 @@
 //! ```text
 //!  gnomon ps ────┐                     one after the other
 //!  gnomon top ───┼─► NAME.sock ─► gnomon run (bridge) ─► QEMU's virtio console ─► Gnomon
-//!  gnomon stop ──┘   each its own    only what is a request
+//!  gnomon pause ─┘   each its own    only what is a request
 //! ```
 
 pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
+pub mod kept;
 mod ports;
 pub mod power;
 pub mod prometheus;
@@ -219,6 +220,45 @@ pub enum ControlError {
         /// The path.
         path: PathBuf,
     },
+    /// Nothing says where records of runs are kept.
+    #[error("neither XDG_STATE_HOME nor HOME names a directory for logs of runs")]
+    #[diagnostic(help("name a directory of your own: XDG_STATE_HOME=DIRECTORY"))]
+    NoStateHome,
+    /// A file of a run's record cannot be used.
+    #[error("cannot use {path}: {why}")]
+    #[diagnostic(help("make room, or name another directory for logs: XDG_STATE_HOME=DIRECTORY"))]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        why: io::Error,
+    },
+    /// No run was in the background.
+    #[error("no run was started in the background")]
+    #[diagnostic(help("start one: ./gnomon run -d"))]
+    NoRecords,
+    /// No run of that name was in the background.
+    #[error("no run called `{name}` was started in the background{}", others(name, .known))]
+    #[diagnostic(help("gnomon run -d --as NAME starts one; the end of another run is shown on its terminal"))]
+    NoRecord {
+        /// The name.
+        name: String,
+        /// The runs that were.
+        known: Vec<String>,
+    },
+    /// No run in the background has or had that VM.
+    #[error("no run in the background has, or had, a VM `{vm}`{}", others("", .known))]
+    #[diagnostic(help("name a run: --run NAME"))]
+    NoVmRecord {
+        /// The VM.
+        vm: String,
+        /// The runs.
+        known: Vec<String>,
+    },
+    /// The run lives.
+    #[error("run `{0}` is active")]
+    #[diagnostic(help("end it first: gnomon shutdown --run {0}, or gnomon destroy --run {0}"))]
+    Lives(String),
     /// The terminal cannot be made raw.
     #[error("cannot use this terminal: {0}")]
     #[diagnostic(help(

@@ -1,5 +1,6 @@
 //! `gnomon run`: from descriptions of VMs to their end.
 
+mod background;
 pub mod console;
 mod input;
 mod prepare;
@@ -21,6 +22,8 @@ use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
 use abi::record::Record;
+pub use background::{Background, LET_GO};
+use background::Recorder;
 pub use prepare::{Prepared, Versions, nested, prepare};
 pub use report::{RunEnd, STATS};
 use show::Show;
@@ -75,6 +78,14 @@ fn machine_of(prepared: &Prepared, show: &ShowSpec) -> MachineSpec {
 pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::Result<RunEnd> {
     let mut spec = machine_of(prepared, show);
     let bridge = reach(prepared, &mut spec, &show.reach)?;
+    let mut recorder = match (&show.background, &bridge) {
+        (Some(background), Some(bridge)) => Some(Recorder::begin(background, bridge.name(), prepared)?),
+        (Some(_), None) => Err(miette::miette!(
+            help = "leave out -d, or what keeps commands from reaching the run",
+            "a run in the background must be reachable by other commands"
+        ))?,
+        (None, _) => None,
+    };
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
@@ -90,7 +101,8 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
         }
         ConsoleMode::Lines => None,
     };
-    let mut input = exec.is_none().then(|| input::forward_input(machine.input(), stopper));
+    let has_input = exec.is_none() && recorder.is_none();
+    let mut input = has_input.then(|| input::forward_input(machine.input(), stopper));
     // With --verbose the boot is shown.
     let mut waiting = exec.filter(|_| !show.is_verbose).map(|_| Waiting::start(prepared.vms.clone()));
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
@@ -116,6 +128,14 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
                 bridge.lost(vm, device);
             }
         }
+        if let Some(recorder) = &mut recorder {
+            match piece {
+                Piece::Text(bytes) => recorder.text(bytes),
+                Piece::Record(Record::Boot(_)) => recorder.booted(),
+                Piece::Record(Record::VmEnd(end)) => recorder.vm_ended(end),
+                Piece::Record(_) | Piece::Trouble(_) => {}
+            }
+        }
         let next = view.piece(piece);
         if let (Some(waits), Some(demux)) = (&mut waiting, view.demux()) {
             waits.update(demux.waiting());
@@ -128,6 +148,9 @@ pub fn run(prepared: &Prepared, exec: Option<&str>, show: &ShowSpec) -> miette::
     let end = report::judge(prepared, &outcome, &view, started.elapsed());
     for line in end.details(&view) {
         tty::say(&line);
+    }
+    if let Some(recorder) = &recorder {
+        recorder.ended(end.status);
     }
     if let Some(path) = &show.stats {
         end.write_stats(path, prepared, &outcome)?;
