@@ -34,6 +34,11 @@ pub struct Which {
 }
 
 impl Which {
+    /// The run of that name, or the only one.
+    pub(super) const fn of(run: Option<String>) -> Self {
+        Self { run }
+    }
+
     pub(super) fn client(&self) -> Result<Client, ControlError> {
         Client::of(self.run.as_deref())
     }

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod attach;
 mod background;
 mod bench;
 mod console;
@@ -33,6 +34,7 @@ enum Action {
     Run(Box<run::RunArgs>),
     Exec(Box<exec::ExecArgs>),
     Ps(control::PsArgs),
+    Attach(attach::AttachArgs),
     Wait(background::WaitArgs),
     Logs(background::LogsArgs),
     Rm(background::RmArgs),
@@ -81,6 +83,7 @@ impl Action {
             Self::Test(args) => args.needs(),
             // They speak to what runs.
             Self::Ps(_)
+            | Self::Attach(_)
             | Self::Wait(_)
             | Self::Logs(_)
             | Self::Rm(_)
@@ -121,6 +124,7 @@ pub fn main() -> ExitCode {
         Action::Run(args) => args.run(),
         Action::Exec(args) => args.run(),
         Action::Ps(args) => args.run(),
+        Action::Attach(args) => args.run(),
         Action::Wait(args) => args.run(),
         Action::Logs(args) => args.run(),
         Action::Rm(args) => args.run(),

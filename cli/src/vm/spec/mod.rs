@@ -331,6 +331,12 @@ impl VmSpec {
         self.root.is_some() || self.kernel == Kernel::Disk
     }
 
+    /// Returns whether the VM has a power key. One that is restored from a snapshot has it if it had it there.
+    #[must_use]
+    pub fn has_power_key(&self) -> bool {
+        self.power_key.unwrap_or(self.has_system())
+    }
+
     /// The most of its RAM that is in memory at a time.
     #[must_use]
     pub fn most_resident(&self) -> Size {
