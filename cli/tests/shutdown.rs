@@ -64,7 +64,8 @@ impl Scratch {
 
     fn vm(&self, name: &str, kernel: &str) -> PathBuf {
         let path = self.path(name).with_extension("toml");
-        fs::write(&path, format!("name = '{name}'\nkernel = {:?}\nmemory = '16M'\n", self.path(kernel))).expect("a file");
+        fs::write(&path, format!("name = '{name}'\nkernel = {:?}\nmemory = '16M'\n", self.path(kernel)))
+            .expect("a file");
         path
     }
 
@@ -155,7 +156,10 @@ fn guests_are_asked_and_those_that_do_not_listen_are_named() {
     let run = Run::start(scratch.0.path(), &vms, ("hello", 2));
     scratch.refused("shutdown", &["several VMs"]);
     scratch.refused("shutdown nobody", &["no VM `nobody`"]);
-    scratch.refused("shutdown deaf --timeout 1", &["`deaf` has not shut down within 1 s", "does not listen", "gnomon destroy deaf"]);
+    scratch.refused(
+        "shutdown deaf --timeout 1",
+        &["`deaf` has not shut down within 1 s", "does not listen", "gnomon destroy deaf"],
+    );
     scratch.refused("reboot deaf --timeout 0", &["has not rebooted"]);
     scratch.command("pause hears").success();
     scratch.refused("shutdown hears", &["it is paused", "gnomon resume"]);
@@ -247,7 +251,11 @@ fn nothing_is_left_of_a_run_in_the_background_that_is_killed() {
         // QEMU's end is the run's failure; a run that is killed itself says nothing.
         scratch.command("wait").code(4);
         scratch.is_gone(&family);
-        let bytes: u64 = fs::read_dir(&log).expect("it is there").flatten().map(|file| file.metadata().map_or(0, |file| file.len())).sum();
+        let bytes: u64 = fs::read_dir(&log)
+            .expect("it is there")
+            .flatten()
+            .map(|file| file.metadata().map_or(0, |file| file.len()))
+            .sum();
         assert!(bytes <= 2 << 20, "{bytes}");
         assert!(scratch.output("logs").contains("x\r\nx\r\n"));
     }

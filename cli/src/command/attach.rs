@@ -79,7 +79,8 @@ impl Attachment {
         let mut next = Choice::First;
         loop {
             let Some((vm, count)) = self.choose(&next)? else { return Ok(End::Run) };
-            let mut console = Console::new(&mut self.client, &vm, (self.form, stdout()), stderr()).with_commands(COMMANDS);
+            let mut console =
+                Console::new(&mut self.client, &vm, (self.form, stdout()), stderr()).with_commands(COMMANDS);
             if self.form == Form::Terminal {
                 let others = if count > 1 { ", Ctrl-A n shows the next VM" } else { "" };
                 console.say(&format!("console of {}; Ctrl-A d leaves{others}, Ctrl-A h helps", vm.name));

@@ -49,13 +49,16 @@ pub struct Needs {
 
 impl Needs {
     /// The possible needs of a VM with a Debian system as its root, which is on a disk.
-    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true, key: true, console: false };
+    pub const ROOT: Self =
+        Self { balloon: false, disks: true, net: true, shares: true, rng: true, key: true, console: false };
 
     /// All devices.
-    pub const ALL: Self = Self { balloon: true, disks: true, net: true, shares: true, rng: true, key: true, console: true };
+    pub const ALL: Self =
+        Self { balloon: true, disks: true, net: true, shares: true, rng: true, key: true, console: true };
 
     /// The needs of a VM without any of these devices.
-    pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false, key: false, console: false };
+    pub const NONE: Self =
+        Self { balloon: false, disks: false, net: false, shares: false, rng: false, key: false, console: false };
 
     /// The drivers: names, and paths in the kernel's sources.
     pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {

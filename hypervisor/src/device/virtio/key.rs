@@ -46,7 +46,8 @@ const KEYS: [u8; KEY_POWER as usize / 8 + 1] = {
 };
 
 /// The events of a press: type, code and value, little endian.
-const PRESS: [[u8; 8]; 4] = [[EV_KEY, 0, KEY_POWER, 0, 1, 0, 0, 0], REPORT, [EV_KEY, 0, KEY_POWER, 0, 0, 0, 0, 0], REPORT];
+const PRESS: [[u8; 8]; 4] =
+    [[EV_KEY, 0, KEY_POWER, 0, 1, 0, 0, 0], REPORT, [EV_KEY, 0, KEY_POWER, 0, 0, 0, 0, 0], REPORT];
 /// `EV_SYN`, `SYN_REPORT`: the end of events that belong together.
 const REPORT: [u8; 8] = [0; 8];
 

@@ -114,7 +114,8 @@ fn the_configuration_names_one_key() {
     let keys = part(&mut rig, 0x11, 1);
     let set: Vec<usize> = (0..8 * keys.len()).filter(|at| keys[at / 8] >> (at % 8) & 1 == 1).collect();
     assert_eq!(set, [116]);
-    for (select, subselect) in [(0, 0), (1, 1), (2, 0), (3, 0), (0x10, 0), (0x11, 0), (0x11, 2), (0x12, 0), (255, 255)] {
+    for (select, subselect) in [(0, 0), (1, 1), (2, 0), (3, 0), (0x10, 0), (0x11, 0), (0x11, 2), (0x12, 0), (255, 255)]
+    {
         assert!(part(&mut rig, select, subselect).is_empty(), "{select:#x}");
     }
 }
