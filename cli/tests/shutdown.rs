@@ -260,3 +260,27 @@ fn nothing_is_left_of_a_run_in_the_background_that_is_killed() {
         assert!(scratch.output("logs").contains("x\r\nx\r\n"));
     }
 }
+
+/// Linux with Gnomon's own initramfs: its serial line is hung up, or its power key is pressed.
+#[test]
+fn linux_shuts_down_and_reboots() {
+    let scratch = Scratch::new();
+    let vm = |name: &str, more: &str| {
+        let path = scratch.path(name).with_extension("toml");
+        fs::write(&path, format!("name = '{name}'\nmemory = '192M'\n{more}")).expect("a file");
+        path
+    };
+    let (line, key) = (vm("line", ""), vm("key", "console = 'virtio'\npowerkey = true\n"));
+    scratch.start("work", &[&line, &key]);
+    let shells = |vm: &str| scratch.output(&format!("logs {vm}")).matches("exit or Ctrl-D powers off").count();
+    // It may not listen yet.
+    scratch.command("reboot line --timeout 60").success();
+    scratch.command("shutdown key --timeout 60").success();
+    until("the shell after the reboot", || shells("line") == 2);
+    scratch.command("shutdown line").success();
+    scratch.command("wait --run work").success();
+    let messages = scratch.output("logs --messages");
+    for what in ["line starts over", "key powered off", "line powered off"] {
+        assert!(messages.contains(what), "{what}: {messages}");
+    }
+}

@@ -11,7 +11,6 @@
 
 use super::ControlError;
 use super::runs::is_name;
-use crate::host::place;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -57,9 +56,16 @@ fn root() -> Result<PathBuf, ControlError> {
     Ok(state.ok_or(ControlError::NoStateHome)?.join("gnomon"))
 }
 
-/// Writes the status of an end, whole or not at all.
+/// Makes the file for the status of an end, which is blank until then. The status takes its place, so it needs no room on a disk that is
+/// full.
+fn make_end(dir: &Path) -> Result<(), ControlError> {
+    let path = dir.join(END);
+    fs::write(&path, "   \n").map_err(failed(&path))
+}
+
+/// Writes the status of an end.
 fn write_end(dir: &Path, status: u8) -> std::io::Result<()> {
-    place::write_whole(&dir.join(END), format!("{status}\n").as_bytes()).map_err(std::io::Error::other)
+    OpenOptions::new().write(true).open(dir.join(END))?.write_all(format!("{status:3}").as_bytes())
 }
 
 fn read_end(dir: &Path) -> Option<u8> {
@@ -80,8 +86,10 @@ impl Kept {
         make_dir(&kept.dir)?;
         let Some(life) = kept.lock()? else { return Err(ControlError::Taken(name.into())) };
         kept.clear()?;
+        make_end(&kept.dir)?;
         for vm in vms {
             make_dir(&kept.vm_dir(vm))?;
+            make_end(&kept.vm_dir(vm))?;
         }
         Ok((kept, life))
     }
@@ -207,7 +215,7 @@ impl Kept {
         read_end(&self.vm_dir(vm))
     }
 
-    /// Notes the end of the run. If that cannot be written, the run's end is unknown.
+    /// Notes the end of the run. If that cannot be written, the run seems to have been killed.
     pub fn end(&self, status: u8) {
         let _ = write_end(&self.dir, status);
     }
