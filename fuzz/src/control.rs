@@ -6,7 +6,7 @@ use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::port::{Exchange, Wish};
 use abi::control::save::Save;
-use abi::control::{Answer, MOST_ANSWER_BYTES, Request, Trace, Whose};
+use abi::control::{Answer, MOST_ANSWER_BYTES, Power, Request, Trace, Whose};
 use abi::snapshot::bytes::Bytes;
 use arbitrary::{Arbitrary, Result, Unstructured};
 use hypervisor::backend::channel::{Channel, Line};
@@ -48,7 +48,7 @@ impl Line for Wire {
 
 fn request(u: &mut Unstructured<'_>) -> Result<Request> {
     let vm = u.int_in_range(0..=3)?;
-    Ok(match u.int_in_range(0..=14)? {
+    Ok(match u.int_in_range(0..=15)? {
         0 => Request::Hello,
         1 => Request::Vms,
         2 => Request::Counters(Whose::Host),
@@ -85,6 +85,7 @@ fn request(u: &mut Unstructured<'_>) -> Result<Request> {
                 },
             )
         }
+        15 => Request::Power(vm, *u.choose(&[Power::Off, Power::Restart, Power::Stay, Power::Reset])?),
         _ => Request::Stop(vm),
     })
 }

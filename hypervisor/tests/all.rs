@@ -24,6 +24,7 @@ mod nested_runs;
 mod network;
 mod pager;
 mod pmp;
+mod power;
 mod sched;
 mod serial;
 mod shadow;

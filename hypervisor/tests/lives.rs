@@ -436,6 +436,7 @@ fn every_counter_is_documented() {
         mac,
         rng: true,
         virtio_console: true,
+        power_key: true,
         ports: vec!["agent".into()],
         ..vm
     };

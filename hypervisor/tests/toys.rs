@@ -86,7 +86,7 @@ const WITH_BELL: [Kind; 2] = [virtio::balloon::make, make];
 #[test]
 fn a_device_is_one_file_and_one_line() {
     let (mut g, mut hart) = fake::machine(vec![], 1, GuestTimer::Sstc);
-    assert_eq!(KINDS.len(), 7);
+    assert_eq!(KINDS.len(), 8);
     g.offer.kinds = &WITH_BELL;
     g.vms.wish(vm_config("vm", 1), &g.offer);
     start_due(&g, &mut hart);

@@ -38,7 +38,7 @@ impl ConsoleArgs {
             let end = console.follow(&typed());
             match end {
                 Ok(End::Left) if form == Form::Terminal => console.say(&format!("left the console of {}", vm.name)),
-                Ok(End::Left) | Err(_) => {}
+                Ok(End::Left | End::Command(_)) | Err(_) => {}
                 Ok(End::Vm) => console.say(&format!("{} has ended", vm.name)),
                 Ok(End::Run) => console.say(&format!("run {run} has ended")),
             }

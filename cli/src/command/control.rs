@@ -1,8 +1,9 @@
-//! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`, `stop`.
+//! The commands for active runs: `gnomon ps`, `stats`, `get`, `set`, `pause`, `resume`.
 
 use super::script::{STATUS_INPUT, complain, print};
 use crate::control::client::Client;
 use crate::control::runs::Runs;
+use crate::control::sample::{Sample, Sampler};
 use crate::control::{ControlError, prometheus};
 use crate::host::place::IoError;
 use crate::host::size::Size;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::slice;
+use std::time::Duration;
 
 /// Prints lines, without control characters.
 ///
@@ -34,6 +36,11 @@ pub struct Which {
 }
 
 impl Which {
+    /// The run of that name, or the only one.
+    pub(super) const fn of(run: Option<String>) -> Self {
+        Self { run }
+    }
+
     pub(super) fn client(&self) -> Result<Client, ControlError> {
         Client::of(self.run.as_deref())
     }
@@ -50,6 +57,9 @@ pub struct PsArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Measure for a tenth of a second, and print the CPU time of each VM: 100 % is one hart
+    #[arg(long)]
+    cpu: bool,
 }
 
 /// A VM in the output of `ps --json`.
@@ -68,10 +78,13 @@ struct Listed<'a> {
     seconds: Option<u64>,
     /// Devices whose host's side has ended.
     lost: Vec<&'a str>,
+    /// The part of one hart's time that it takes, in percent, if that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_percent: Option<f64>,
 }
 
 impl<'a> Listed<'a> {
-    fn of(runs: &Runs, run: &'a str, vms: &'a Vms, vm: &'a VmInfo) -> Self {
+    fn of(runs: &Runs, run: &'a str, vms: &'a Vms, vm: &'a VmInfo, cpu: Option<f64>) -> Self {
         let seconds = vm.since.map(|since| vms.now.saturating_sub(since) / vms.timebase.max(1));
         Self {
             run,
@@ -88,11 +101,16 @@ impl<'a> Listed<'a> {
                 .collect(),
             seconds,
             lost: vms.lost.iter().filter(|(of, _)| *of == vm.name).map(|(_, device)| device.as_str()).collect(),
+            cpu_percent: cpu.map(|part| (1000.0 * part).round() / 10.0),
         }
     }
 
-    fn row(&self) -> [String; 9] {
-        [
+    fn json(&self) -> serde_json::Value {
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
+    fn row(&self, has_cpu: bool) -> Vec<String> {
+        let mut row = vec![
             self.run.into(),
             self.vm.into(),
             if self.lost.is_empty() {
@@ -106,7 +124,45 @@ impl<'a> Listed<'a> {
             Size(self.resident_bytes).to_string(),
             self.seconds.map_or("-".into(), table::age),
             if self.ports.is_empty() { "-".into() } else { self.ports.keys().cloned().collect::<Vec<_>>().join(",") },
-        ]
+        ];
+        if has_cpu {
+            row.insert(5, self.cpu_percent.map_or("-".into(), |percent| format!("{percent:.1}")));
+        }
+        row
+    }
+}
+
+/// The time for which CPU time is measured, in milliseconds.
+const CPU_MS: u32 = 100;
+
+/// The state of a run.
+struct Looked {
+    vms: Vms,
+    /// With CPU time: what takes samples, and the first one, then both.
+    samples: Option<(Sampler, Sample, Option<Sample>)>,
+}
+
+impl Looked {
+    fn at(mut client: Client, has_cpu: bool) -> Result<Self, ControlError> {
+        let vms = client.vms()?;
+        if !has_cpu {
+            return Ok(Self { vms, samples: None });
+        }
+        let mut sampler = Sampler::new(client);
+        let before = sampler.take(CPU_MS)?;
+        Ok(Self { vms, samples: Some((sampler, before, None)) })
+    }
+
+    /// Takes the second sample. A run that has ended meanwhile has none.
+    fn again(&mut self) {
+        if let Some((sampler, _, after)) = &mut self.samples {
+            *after = sampler.take(0).ok();
+        }
+    }
+
+    fn cpu(&self, vm: &VmInfo) -> Option<f64> {
+        let (_, before, after) = self.samples.as_ref()?;
+        after.as_ref()?.cpu(before, vm)
     }
 }
 
@@ -117,8 +173,8 @@ impl PsArgs {
         let mut status = 0;
         let mut all = Vec::new();
         for name in runs.names()? {
-            match Client::of(Some(&name)).and_then(|mut client| client.vms()) {
-                Ok(vms) => all.push((name, vms)),
+            match Client::of(Some(&name)).and_then(|client| Looked::at(client, self.cpu)) {
+                Ok(looked) => all.push((name, looked)),
                 // It has ended meanwhile.
                 Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {}
                 Err(why) => {
@@ -127,15 +183,29 @@ impl PsArgs {
                 }
             }
         }
-        let listed: Vec<_> =
-            all.iter().flat_map(|(run, vms)| vms.vms.iter().map(|vm| Listed::of(&runs, run, vms, vm))).collect();
+        if self.cpu {
+            std::thread::sleep(Duration::from_millis(CPU_MS.into()));
+            all.iter_mut().for_each(|(_, looked)| looked.again());
+        }
+        let list = |(run, looked): &'_ (String, Looked)| {
+            let vms = looked.vms.vms.iter();
+            vms.map(|vm| Listed::of(&runs, run, &looked.vms, vm, looked.cpu(vm)))
+                .map(|vm| (vm.row(self.cpu), vm.json()))
+                .collect::<Vec<_>>()
+        };
+        let (rows, json): (Vec<_>, Vec<_>) = all.iter().flat_map(list).unzip();
         if self.json {
-            say(&[serde_json::to_string_pretty(&listed).unwrap_or_default()])?;
+            say(&[serde_json::to_string_pretty(&json).unwrap_or_default()])?;
             return Ok(status);
         }
-        let head = ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from);
-        let rows: Vec<_> = std::iter::once(head).chain(listed.iter().map(Listed::row)).collect();
-        say(&table::lines(&rows, |column| (4..=7).contains(&column)))?;
+        let mut head =
+            ["RUN", "VM", "STATE", "MODE", "VCPUS", "MEMORY", "RESIDENT", "AGE", "PORTS"].map(String::from).to_vec();
+        if self.cpu {
+            head.insert(5, "CPU %".into());
+        }
+        let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
+        let last = if self.cpu { 8 } else { 7 };
+        say(&table::lines(&rows, |column| (4..=last).contains(&column)))?;
         Ok(status)
     }
 }
@@ -292,20 +362,13 @@ pub struct ResumeArgs {
     whom: Whom,
 }
 
-/// End a VM. Its guest is not asked.
-#[derive(Debug, Args)]
-pub struct StopArgs {
-    #[command(flatten)]
-    whom: Whom,
-}
-
 impl Whom {
     /// Finds the VM, and a client of its run.
     pub(super) fn find(&self) -> Result<(Client, VmInfo), ControlError> {
         self.which.find(self.vm.as_deref())
     }
 
-    fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
+    pub(super) fn tell(&self, what: &str, request: impl FnOnce(u64) -> Request) -> miette::Result<u8> {
         let (mut client, vm) = self.find()?;
         client.tell(&format!("cannot {what} VM `{}`", vm.name), &request(vm.number))?;
         Ok(0)
@@ -323,12 +386,5 @@ impl ResumeArgs {
     /// Resumes it.
     pub fn run(self) -> miette::Result<u8> {
         self.whom.tell("resume", Request::Resume)
-    }
-}
-
-impl StopArgs {
-    /// Ends it.
-    pub fn run(self) -> miette::Result<u8> {
-        self.whom.tell("stop", Request::Stop)
     }
 }

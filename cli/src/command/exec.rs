@@ -113,6 +113,7 @@ impl ExecArgs {
             gdb: None,
             reach: Reach::As(None),
             is_unconfined: self.no_sandbox,
+            background: None,
         };
         let prepared = run::prepare(&self.spec(file.path().into(), archive.len() as u64)?, None)?;
         // It is in the bundle.

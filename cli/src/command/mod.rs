@@ -1,5 +1,7 @@
 //! The command line.
 
+mod attach;
+mod background;
 mod bench;
 mod console;
 mod control;
@@ -7,6 +9,7 @@ mod exec;
 mod gdb;
 mod migrate;
 mod port;
+mod power;
 mod run;
 mod script;
 mod snapshot;
@@ -32,13 +35,21 @@ enum Action {
     Run(Box<run::RunArgs>),
     Exec(Box<exec::ExecArgs>),
     Ps(control::PsArgs),
+    Attach(attach::AttachArgs),
+    Wait(background::WaitArgs),
+    Logs(background::LogsArgs),
+    Rm(background::RmArgs),
     Top(watch::TopArgs),
     Stats(control::StatsArgs),
     Get(control::GetArgs),
     Set(control::SetArgs),
     Pause(control::PauseArgs),
     Resume(control::ResumeArgs),
-    Stop(control::StopArgs),
+    Shutdown(power::ShutdownArgs),
+    Reboot(power::RebootArgs),
+    Reset(power::ResetArgs),
+    #[command(visible_alias = "stop")]
+    Destroy(power::DestroyArgs),
     Snapshot(snapshot::SnapshotArgs),
     Migrate(migrate::MigrateArgs),
     Console(console::ConsoleArgs),
@@ -74,6 +85,10 @@ impl Action {
             Self::Test(args) => args.needs(),
             // They speak to what runs.
             Self::Ps(_)
+            | Self::Attach(_)
+            | Self::Wait(_)
+            | Self::Logs(_)
+            | Self::Rm(_)
             | Self::Top(_)
             | Self::Trace(_)
             | Self::Stats(_)
@@ -81,7 +96,10 @@ impl Action {
             | Self::Set(_)
             | Self::Pause(_)
             | Self::Resume(_)
-            | Self::Stop(_)
+            | Self::Shutdown(_)
+            | Self::Reboot(_)
+            | Self::Reset(_)
+            | Self::Destroy(_)
             | Self::Snapshot(_)
             | Self::Migrate(_)
             | Self::Console(_)
@@ -109,13 +127,20 @@ pub fn main() -> ExitCode {
         Action::Run(args) => args.run(),
         Action::Exec(args) => args.run(),
         Action::Ps(args) => args.run(),
+        Action::Attach(args) => args.run(),
+        Action::Wait(args) => args.run(),
+        Action::Logs(args) => args.run(),
+        Action::Rm(args) => args.run(),
         Action::Top(args) => args.run(),
         Action::Stats(args) => args.run(),
         Action::Get(args) => args.run(),
         Action::Set(args) => args.run(),
         Action::Pause(args) => args.run(),
         Action::Resume(args) => args.run(),
-        Action::Stop(args) => args.run(),
+        Action::Shutdown(args) => args.run(),
+        Action::Reboot(args) => args.run(),
+        Action::Reset(args) => args.run(),
+        Action::Destroy(args) => args.run(),
         Action::Snapshot(args) => args.run(),
         Action::Migrate(args) => args.run(),
         Action::Console(args) => args.run(),

@@ -1,5 +1,6 @@
 //! `gnomon run`.
 
+use super::background;
 use super::control::no_tunable;
 use super::script::print;
 use crate::control::migrate::{Address, Incoming};
@@ -37,6 +38,12 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct RunArgs {
+    /// Run in the background: print the run's name when its VMs have started, and return (see docs/control.md)
+    #[arg(long = "detach", short = 'd', conflicts_with_all = ["dry_run", "gdb"])]
+    is_detached: bool,
+    /// Be the run in the background, for the command that has started it
+    #[arg(long = "supervised", hide = true)]
+    is_supervised: bool,
     /// VM files (see docs/vm-file.md), one VM each
     #[arg(value_name = "VM.toml")]
     files: Vec<PathBuf>,
@@ -129,6 +136,9 @@ pub struct RunArgs {
     /// has a free slot]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     rng: Option<Switch>,
+    /// Give each VM a power key, by which `gnomon shutdown` asks its guest [default: on with --debian and --kernel disk]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    powerkey: Option<Switch>,
     /// A port for each VM, to exchange bytes with programs of this host; in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "NAME")]
     port: Vec<String>,
@@ -279,6 +289,15 @@ impl RunArgs {
     /// # Errors
     /// Whatever kept the machine from starting.
     pub fn run(mut self) -> miette::Result<u8> {
+        if self.is_detached && !self.is_supervised {
+            if matches!(self.control, Some(Switch::Off)) {
+                return Err(miette::miette!(
+                    help = "leave out one of the two: -d, or --control off",
+                    "a run in the background must be reachable by other commands"
+                ));
+            }
+            return background::start();
+        }
         let Some(address) = self.incoming.take() else { return self.run_here(None) };
         if self.control == Some(Switch::Off) {
             return Err(miette::miette!(
@@ -301,6 +320,8 @@ impl RunArgs {
 
     /// Runs it here, with a VM that comes if one does.
     fn run_here(self, incoming: Option<Arrival>) -> miette::Result<u8> {
+        let background = self.is_supervised.then(run::Background::enter).transpose();
+        let background = background.map_err(IoError::at("use", "standard input"))?;
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
         let reach = match self.control {
@@ -314,6 +335,7 @@ impl RunArgs {
             gdb: self.gdb,
             reach,
             is_unconfined: self.no_sandbox,
+            background,
         };
         let is_incoming = incoming.is_some();
         let mut spec = self.into_spec()?;
@@ -377,6 +399,7 @@ impl RunArgs {
             disks: Some(self.disk).filter(|disks| !disks.is_empty()),
             shares: Some(self.share).filter(|shares| !shares.is_empty()),
             rng: self.rng.map(|switch| switch == Switch::On),
+            powerkey: self.powerkey.map(|switch| switch == Switch::On),
             ports: Some(self.port).filter(|ports| !ports.is_empty()),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.

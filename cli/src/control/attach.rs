@@ -30,6 +30,8 @@ pub enum End {
     Vm,
     /// The run has ended.
     Run,
+    /// The user gave a command by this key, which is for the caller ([`Console::with_commands`]).
+    Command(u8),
 }
 
 /// The kind of this end.
@@ -46,6 +48,7 @@ pub enum Form {
 enum Key {
     Type(u8),
     Leave,
+    Command(u8),
     Help,
     Unknown,
     Nothing,
@@ -55,6 +58,8 @@ enum Key {
 #[derive(Debug, Default)]
 struct Keys {
     after_prefix: bool,
+    /// The keys that are the caller's.
+    commands: &'static [u8],
 }
 
 impl Keys {
@@ -67,6 +72,7 @@ impl Keys {
             (false, byte) => Key::Type(byte),
             (true, PREFIX) => Key::Type(PREFIX),
             (true, b'd') => Key::Leave,
+            (true, byte) if self.commands.contains(&byte) => Key::Command(byte),
             (true, b'h' | b'?') => Key::Help,
             (true, _) => Key::Unknown,
         }
@@ -122,6 +128,13 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
         }
     }
 
+    /// Leaves these keys, after Ctrl-A, to the caller. They do nothing where `form` is not a terminal.
+    #[must_use]
+    pub fn with_commands(mut self, commands: &'static [u8]) -> Self {
+        self.keys.commands = commands;
+        self
+    }
+
     /// Shows what the VM prints, and types what comes, until one of both ends.
     ///
     /// # Errors
@@ -159,8 +172,8 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
             }
             match typed.recv_timeout(pause) {
                 Ok(bytes) => {
-                    if self.take(&bytes) {
-                        return Ok(End::Left);
+                    if let Some(end) = self.take(&bytes) {
+                        return Ok(end);
                     }
                     pause = SHORTEST;
                 }
@@ -199,15 +212,16 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
         Ok(Look::Silent)
     }
 
-    /// Takes what was typed; says whether that is to leave.
-    fn take(&mut self, bytes: &[u8]) -> bool {
+    /// Takes what was typed. Returns the end that it asks for, if it does; what follows is dropped then.
+    fn take(&mut self, bytes: &[u8]) -> Option<End> {
         if self.form == Form::Plain {
             self.waiting.extend(bytes);
-            return false;
+            return None;
         }
         for byte in bytes {
             match self.keys.key(*byte) {
-                Key::Leave => return true,
+                Key::Leave => return Some(End::Left),
+                Key::Command(byte) => return Some(End::Command(byte)),
                 Key::Type(byte) if self.waiting.len() < MOST_WAITING => self.waiting.push_back(byte),
                 // As a terminal does whose line is full.
                 Key::Type(_) => _ = self.output.write_all(b"\x07").and_then(|()| self.output.flush()),
@@ -216,7 +230,7 @@ impl<'a, W: Write, E: Write> Console<'a, W, E> {
                 Key::Nothing => {}
             }
         }
-        false
+        None
     }
 
     /// Types what waits, as far as the VM has room.

@@ -3,15 +3,17 @@
 //! ```text
 //!  gnomon ps ────┐                     one after the other
 //!  gnomon top ───┼─► NAME.sock ─► gnomon run (bridge) ─► QEMU's virtio console ─► Gnomon
-//!  gnomon stop ──┘   each its own    only what is a request
+//!  gnomon pause ─┘   each its own    only what is a request
 //! ```
 
 pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
+pub mod kept;
 pub mod migrate;
 mod ports;
+pub mod power;
 pub mod prometheus;
 pub mod runs;
 pub mod sample;
@@ -22,9 +24,11 @@ mod tests;
 pub mod trace;
 
 use crate::host::written::did_you_mean;
+use abi::control::Power;
 use miette::Diagnostic;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The longest name of a run, in bytes.
 const MOST_NAME: usize = 40;
@@ -140,6 +144,26 @@ pub enum ControlError {
         /// The reason.
         why: String,
     },
+    /// A guest that was asked to shut down, or to reboot, has not done so in time.
+    #[error(
+        "VM `{vm}` {} within {} s: its guest {}",
+        if *wish == Power::Restart { "has not rebooted" } else { "has not shut down" },
+        limit.as_secs(),
+        if *has_asked { "was asked, and has not finished" } else { "does not listen to a power key" }
+    )]
+    #[diagnostic(help(
+        "gnomon destroy {vm} ends it and gnomon reset {vm} resets it, both without asking; gnomon shutdown --timeout SECONDS waits longer"
+    ))]
+    Stays {
+        /// The VM.
+        vm: String,
+        /// The wish.
+        wish: Power,
+        /// The longest time to wait.
+        limit: Duration,
+        /// True if its guest listens.
+        has_asked: bool,
+    },
     /// The run has ended.
     #[error("run `{0}` has ended")]
     #[diagnostic(help("gnomon ps lists the active runs"))]
@@ -197,6 +221,45 @@ pub enum ControlError {
         /// The path.
         path: PathBuf,
     },
+    /// Nothing says where records of runs are kept.
+    #[error("neither XDG_STATE_HOME nor HOME names a directory for logs of runs")]
+    #[diagnostic(help("name a directory of your own: XDG_STATE_HOME=DIRECTORY"))]
+    NoStateHome,
+    /// A file of a run's record cannot be used.
+    #[error("cannot use {path}: {why}")]
+    #[diagnostic(help("make room, or name another directory for logs: XDG_STATE_HOME=DIRECTORY"))]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        why: io::Error,
+    },
+    /// No run was in the background.
+    #[error("no run was started in the background")]
+    #[diagnostic(help("start one: ./gnomon run -d"))]
+    NoRecords,
+    /// No run of that name was in the background.
+    #[error("no run called `{name}` was started in the background{}", others(name, .known))]
+    #[diagnostic(help("gnomon run -d --as NAME starts one; the end of another run is shown on its terminal"))]
+    NoRecord {
+        /// The name.
+        name: String,
+        /// The runs that were.
+        known: Vec<String>,
+    },
+    /// No run in the background has or had that VM.
+    #[error("no run in the background has, or had, a VM `{vm}`{}", others("", .known))]
+    #[diagnostic(help("name a run: --run NAME"))]
+    NoVmRecord {
+        /// The VM.
+        vm: String,
+        /// The runs.
+        known: Vec<String>,
+    },
+    /// The run lives.
+    #[error("run `{0}` is active")]
+    #[diagnostic(help("end it first: gnomon shutdown --run {0}, or gnomon destroy --run {0}"))]
+    Lives(String),
     /// The terminal cannot be made raw.
     #[error("cannot use this terminal: {0}")]
     #[diagnostic(help(

@@ -74,7 +74,8 @@ fn place(path: &Path, why: impl ToString) -> ControlError {
     ControlError::Place { path: path.into(), why: why.to_string() }
 }
 
-fn is_name(name: &str) -> bool {
+/// Returns whether a run can have that name.
+pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= MOST_NAME && !name.starts_with('.') && name.chars().all(is_name_char)
 }
 

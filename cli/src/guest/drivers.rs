@@ -25,6 +25,9 @@ const SHARES: [(&str, &str); 4] =
 /// The module of a source of random bytes. Its user is built into the kernel.
 const RNG: [(&str, &str); 1] = [("virtio-rng", "drivers/char/hw_random")];
 
+/// The modules of a power key: the device's, and the one by which programs see its events.
+const KEY: [(&str, &str); 2] = [("evdev", "drivers/input"), ("virtio_input", "drivers/virtio")];
+
 /// The devices of a VM that need drivers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
@@ -38,19 +41,24 @@ pub struct Needs {
     pub shares: bool,
     /// A source of random bytes.
     pub rng: bool,
+    /// A power key.
+    pub key: bool,
     /// A virtio console, or ports, whose own driver is in the kernel itself.
     pub console: bool,
 }
 
 impl Needs {
     /// The possible needs of a VM with a Debian system as its root, which is on a disk.
-    pub const ROOT: Self = Self { balloon: false, disks: true, net: true, shares: true, rng: true, console: false };
+    pub const ROOT: Self =
+        Self { balloon: false, disks: true, net: true, shares: true, rng: true, key: true, console: false };
 
     /// All devices.
-    pub const ALL: Self = Self { balloon: true, disks: true, net: true, shares: true, rng: true, console: true };
+    pub const ALL: Self =
+        Self { balloon: true, disks: true, net: true, shares: true, rng: true, key: true, console: true };
 
     /// The needs of a VM without any of these devices.
-    pub const NONE: Self = Self { balloon: false, disks: false, net: false, shares: false, rng: false, console: false };
+    pub const NONE: Self =
+        Self { balloon: false, disks: false, net: false, shares: false, rng: false, key: false, console: false };
 
     /// The drivers: names, and paths in the kernel's sources.
     pub(crate) fn drivers(self) -> Vec<(&'static str, &'static str)> {
@@ -72,6 +80,9 @@ impl Needs {
         }
         if self.rng {
             wanted.extend(RNG);
+        }
+        if self.key {
+            wanted.extend(KEY);
         }
         wanted
     }
@@ -106,6 +117,7 @@ mod tests {
             Needs { net: true, ..none },
             Needs { shares: true, ..none },
             Needs { rng: true, ..none },
+            Needs { key: true, ..none },
             Needs { console: true, ..none },
         ] {
             assert!(needs.drivers().iter().all(|driver| all.contains(driver)), "{needs:?}");

@@ -147,7 +147,7 @@ impl ExecDemux {
 }
 
 /// The VM that printed a line, by its place, and what it printed: of several, each line has its VM's name before it.
-fn whose<'a>(line: &'a [u8], names: impl ExactSizeIterator<Item = &'a str>) -> Option<(usize, &'a [u8])> {
+pub(super) fn whose<'a>(line: &'a [u8], names: impl ExactSizeIterator<Item = &'a str>) -> Option<(usize, &'a [u8])> {
     if names.len() == 1 {
         return Some((0, line));
     }

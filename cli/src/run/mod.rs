@@ -1,9 +1,11 @@
 //! `gnomon run`: from descriptions of VMs to their end.
 
+mod background;
 pub mod console;
 mod input;
 mod prepare;
 pub mod program;
+mod recorder;
 mod report;
 mod show;
 mod spec;
@@ -24,7 +26,9 @@ use crate::run::console::{ExecDemux, PanicWatch};
 use abi::bundle::ConsoleMode;
 use abi::control::Request;
 use abi::record::Record;
+pub use background::{Background, LET_GO};
 pub use prepare::{Prepared, Versions, nested, prepare};
+use recorder::Recorder;
 pub use report::{RunEnd, STATS};
 use show::Show;
 pub use spec::{Reach, RunSpec, ShowSpec};
@@ -111,6 +115,14 @@ pub fn run(
         };
         await_vm(&arrival, bridge.name())?;
     }
+    let mut recorder = match (&show.background, &bridge) {
+        (Some(background), Some(bridge)) => Some(Recorder::begin(background, bridge.name(), prepared)?),
+        (Some(_), None) => Err(miette::miette!(
+            help = "leave out -d, or what keeps commands from reaching the run",
+            "a run in the background must be reachable by other commands"
+        ))?,
+        (None, _) => None,
+    };
     let (machine, stopper) = Machine::start(&spec)?;
     if let (Some(port), Boot::Gnomon { hypervisor, .. }) = (show.gdb, &prepared.machine.boot) {
         tty::say(&format!(
@@ -126,7 +138,8 @@ pub fn run(
         }
         ConsoleMode::Lines => None,
     };
-    let mut input = exec.is_none().then(|| input::forward_input(machine.input(), stopper));
+    let has_input = exec.is_none() && recorder.is_none();
+    let mut input = has_input.then(|| input::forward_input(machine.input(), stopper));
     // With --verbose the boot is shown.
     let mut waiting = exec.filter(|_| !show.is_verbose).map(|_| Waiting::start(prepared.vms.clone()));
     let demux = exec.map(|_| ExecDemux::new(prepared.vms.iter().map(String::as_str)));
@@ -152,6 +165,14 @@ pub fn run(
                 bridge.lost(vm, device);
             }
         }
+        if let Some(recorder) = &mut recorder {
+            match piece {
+                Piece::Text(bytes) => recorder.text(bytes),
+                Piece::Record(Record::Boot(_)) => recorder.booted(),
+                Piece::Record(Record::VmEnd(end)) => recorder.vm_ended(end),
+                Piece::Record(_) | Piece::Trouble(_) => {}
+            }
+        }
         let next = view.piece(piece);
         if let (Some(waits), Some(demux)) = (&mut waiting, view.demux()) {
             waits.update(demux.waiting());
@@ -164,6 +185,9 @@ pub fn run(
     let end = report::judge(prepared, &outcome, &view, started.elapsed());
     for line in end.details(&view) {
         tty::say(&line);
+    }
+    if let Some(recorder) = &recorder {
+        recorder.ended(end.status);
     }
     if let Some(path) = &show.stats {
         end.write_stats(path, prepared, &outcome)?;

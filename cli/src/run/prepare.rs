@@ -275,6 +275,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
         net: vm.net.is_some(),
         shares: !vm.shares.is_empty(),
         rng: vm.rng == Some(true),
+        key: vm.has_power_key(),
         console: vm.console == Console::Virtio || !vm.ports.is_empty(),
     };
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
@@ -405,6 +406,7 @@ fn config(vm: &VmSpec) -> VmConfig {
         mac: vm.net.as_ref().map(|card| card.mac),
         rng: vm.rng == Some(true),
         virtio_console: vm.console == Console::Virtio,
+        power_key: vm.has_power_key(),
         ports: vm.ports.clone(),
         segments: Vec::new(),
         entry_gpa: 0,

@@ -1,5 +1,6 @@
 //! The description of a run, and how it is shown.
 
+use super::background::Background;
 use crate::host::size::Size;
 use crate::host::tty::{self, TerminalSize};
 use crate::machine::board::{Clock, HExtension, Seat};
@@ -59,7 +60,7 @@ pub struct RunSpec {
 }
 
 /// The settings by which a run is shown and reached.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ShowSpec {
     /// With `--exec`: show everything, not just the commands' output.
     pub is_verbose: bool,
@@ -73,6 +74,8 @@ pub struct ShowSpec {
     pub reach: Reach,
     /// Set if the processes that serve guests do not confine themselves.
     pub is_unconfined: bool,
+    /// The link to the command that has started the run, if it is in the background.
+    pub background: Option<Background>,
 }
 
 /// The reachability of a run by other commands.

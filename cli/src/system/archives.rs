@@ -11,13 +11,14 @@ use std::path::Path;
 /// The folder of apt's package lists.
 const LISTS: &str = "var/lib/apt/lists";
 /// Modules that a root has are in these directories of Linux's sources. The rest are drivers of hardware that no VM has.
-const MODULES: [&str; 12] = [
+const MODULES: [&str; 13] = [
     "arch/",
     "block/",
     "crypto/",
     "drivers/block/",
     "drivers/char/hw_random/virtio",
     "drivers/crypto/virtio/",
+    "drivers/input/evdev",
     "drivers/md/",
     "drivers/vhost/",
     "drivers/virtio/",

@@ -177,6 +177,7 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
         net: test.net,
         shares: test.share,
         rng: test.rng,
+        key: false,
         console: test.console == Some(Console::Virtio) || test.ports,
     };
     files.extend(modules::provide(needs)?);

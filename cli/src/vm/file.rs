@@ -91,6 +91,8 @@ pub struct VmFile {
     pub mac: Option<Mac>,
     /// Adds a source of random bytes.
     pub rng: Option<bool>,
+    /// Adds a power key.
+    pub powerkey: Option<bool>,
     /// Names of ports by which programs of the host's speak with it.
     pub ports: Option<Vec<String>>,
     /// Ports of the host's network that lead to it.
@@ -356,6 +358,7 @@ impl VmFile {
             net: over.net.or(self.net),
             mac: over.mac.or(self.mac),
             rng: over.rng.or(self.rng),
+            powerkey: over.powerkey.or(self.powerkey),
             ports: over.ports.or(self.ports),
             forward: over.forward.or(self.forward),
             restore: over.restore.or(self.restore),

@@ -131,6 +131,7 @@ pub(crate) mod tests {
             shares: vec![],
             rng: false,
             virtio_console: false,
+            power_key: false,
             ports: vec![],
             mac: None,
             segments: vec![],

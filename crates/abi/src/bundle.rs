@@ -114,6 +114,8 @@ pub struct VmConfig {
     pub rng: bool,
     /// True if it has a virtio console beside the UART. Both are its console.
     pub virtio_console: bool,
+    /// True if it has a power key. One that is restored from a snapshot has one if it had one there.
+    pub power_key: bool,
     /// Names of its ports, at most [`MAX_PORTS`], each of 1 to [`MAX_PORT_NAME`] bytes and unlike the others.
     pub ports: Vec<String>,
     /// Initial contents of RAM; everything else reads as zero. Sorted, not overlapping.
@@ -404,6 +406,7 @@ mod tests {
                 mac: Some(Mac([0x52, 0x54, 0, 0x67, 0x6e, 1])),
                 rng: true,
                 virtio_console: true,
+                power_key: true,
                 ports: vec!["agent".into()],
                 segments: vec![Segment { gpa: GUEST_ENTRY, offset: 1 << 40, bytes: 5, label: "kernel".into() }],
                 entry_gpa: GUEST_ENTRY,

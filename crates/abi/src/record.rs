@@ -59,7 +59,7 @@ pub struct VmEnd {
 pub enum EndReason {
     /// The guest asked for a shutdown, with no sign of trouble.
     Poweroff,
-    /// The user ended it: `gnomon stop`, or the console's Ctrl-A x.
+    /// The user ended it: `gnomon destroy`, or the console's Ctrl-A x.
     Requested,
     /// The guest asked for a shutdown because of a system failure (SRST reason 1).
     SystemFailure,

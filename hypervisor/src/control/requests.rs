@@ -5,6 +5,7 @@
 
 use crate::control::connections;
 use crate::control::debug;
+use crate::control::power;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::io::serial;
@@ -137,6 +138,10 @@ fn answer<E: Env>(g: &Gnomon, request: Request, env: &mut E) -> Answer {
             // The request waits until the VM starts: the connection exists from the VM's start on.
             None => Answer::Later,
         },
+        Request::Power(number, _) if g.vms.wishes(|wish| wish.number == number).any(|found| found) => {
+            refuse("it waits for another VM's end; gnomon destroy cancels it")
+        }
+        Request::Power(number, wish) => with_vm(g, number, |vm| power::ask(g, vm, wish, env)),
         Request::Debug(number, wish) => with_vm(g, number, |vm| debug::ask(g, vm, wish, env)),
         Request::Stop(number) => {
             // One that waits for another's end never starts.

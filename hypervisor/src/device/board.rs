@@ -225,6 +225,7 @@ mod tests {
             mac: None,
             rng: false,
             virtio_console: false,
+            power_key: false,
             ports: Vec::new(),
             segments: Vec::new(),
             entry_gpa: 0x8020_0000,

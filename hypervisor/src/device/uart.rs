@@ -38,7 +38,9 @@ const QUIET_READS: u8 = 32;
 const IER_RX: u8 = 1 << 0;
 const IER_THRE: u8 = 1 << 1;
 const IER_LINE: u8 = 1 << 2;
+const IER_MODEM: u8 = 1 << 3;
 const IER_MASK: u8 = 0x0f;
+const IIR_MODEM: u8 = 0x00;
 const IIR_NONE: u8 = 0x01;
 const IIR_THRE: u8 = 0x02;
 const IIR_RX: u8 = 0x04;
@@ -54,6 +56,8 @@ const LSR_THRE: u8 = 1 << 5;
 const LSR_EMPTY: u8 = 1 << 6;
 /// DCD, DSR and CTS: the other end listens.
 const MSR_CONNECTED: u8 = 0xb0;
+/// DSR and CTS, and DDCD: the carrier has gone.
+const MSR_HUNG_UP: u8 = 0x38;
 
 /// The device.
 #[derive(Debug)]
@@ -75,6 +79,8 @@ pub struct Uart {
     quiet: u8,
     /// Bytes that loopback has sent to itself.
     looped: VecDeque<u8>,
+    /// The carrier goes for one read of MSR. A snapshot does not have it: who hangs up does so again.
+    is_hung_up: bool,
 }
 
 impl Default for Uart {
@@ -93,6 +99,7 @@ impl Default for Uart {
             received: VecDeque::new(),
             quiet: QUIET_READS,
             looped: VecDeque::new(),
+            is_hung_up: false,
         }
     }
 }
@@ -106,6 +113,8 @@ impl Uart {
             IIR_RX
         } else if self.thre != Thre::Idle && self.ier & IER_THRE != 0 {
             IIR_THRE
+        } else if self.is_hung_up && self.ier & IER_MODEM != 0 {
+            IIR_MODEM
         } else {
             IIR_NONE
         }
@@ -135,6 +144,12 @@ impl Uart {
     #[must_use]
     pub fn has_received(&self) -> bool {
         !self.received.is_empty()
+    }
+
+    /// Lets the carrier go for a moment, if the driver listens for that: a kernel hangs the terminal up then. Returns whether it listens.
+    pub fn hang_up(&mut self) -> bool {
+        self.is_hung_up = self.ier & IER_MODEM != 0;
+        self.is_hung_up
     }
 
     /// Returns the bytes that came from the outside, the oldest first. It stays.
@@ -186,6 +201,7 @@ impl Uart {
                 let m = self.mcr;
                 (m & 0x02) << 3 | (m & 0x01) << 5 | (m & 0x04) << 4 | (m & 0x08) << 4
             }
+            6 if core::mem::take(&mut self.is_hung_up) => MSR_HUNG_UP,
             6 => MSR_CONNECTED,
             7 => self.scratch,
             _ => 0,

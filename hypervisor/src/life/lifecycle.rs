@@ -179,6 +179,7 @@ fn launch<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) -> Result<(), EndReason> {
         None => first_vcpu(g, vm, env).map_err(not_started)?,
     };
     vm.since.store(env.now().max(1), Ordering::Relaxed);
+    g.vms.tenant(vm, |tenant| tenant.starts_over = false);
     *phase = Phase::Running;
     started.into_iter().for_each(|run| g.start(run, env));
     Ok(())
@@ -205,6 +206,11 @@ pub fn end_all<E: Env>(g: &Gnomon, reason: &EndReason, env: &mut E) {
 /// Begins the end of a VM, or its restart. Its vCPUs leave their harts soon; the caller parks its
 /// own. Of several wishes the first counts, but an end overrides a restart that is not yet done.
 pub fn depart<E: Env>(g: &Gnomon, vm: &Arc<Vm>, departure: Departure, env: &mut E) {
+    let starts_over = g.vms.tenant(vm, |tenant| tenant.starts_over) == Some(true);
+    let departure = match departure {
+        Departure::End(EndReason::Poweroff) if starts_over => Departure::Reboot,
+        departure => departure,
+    };
     let departure = match departure {
         Departure::Reboot if vm.config.restore.is_some() => {
             let message = "it is to start over, and has no kernel: it was restored from a snapshot".into();

@@ -20,6 +20,8 @@ pub struct Tenant {
     pub parked: BTreeMap<u32, Box<VcpuRun>>,
     /// While the VM is paused, those that have left their harts for that.
     pub paused: Option<Vec<Box<VcpuRun>>>,
+    /// Set if the VM starts over when its guest powers off, since a reboot was asked for.
+    pub starts_over: bool,
 }
 
 impl Tenant {
@@ -36,7 +38,7 @@ impl Tenant {
             run
         };
         let parked = vm.vcpus.iter().map(|vcpu| (vcpu.id, run(vcpu))).collect();
-        Self { vm, parked, paused: None }
+        Self { vm, parked, paused: None, starts_over: false }
     }
 
     /// Returns whether the VM is paused, and all its vCPUs have left their harts.

@@ -203,6 +203,7 @@ pub fn vm_config(name: &str, vcpus: u32) -> VmConfig {
         mac: None,
         rng: false,
         virtio_console: false,
+        power_key: false,
         ports: vec![],
         segments: vec![Segment { gpa: GUEST_ENTRY, offset: 4096, bytes: 5000, label: "kernel".into() }],
         entry_gpa: GUEST_ENTRY,

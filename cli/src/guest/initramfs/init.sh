@@ -7,6 +7,10 @@ network /etc/resolv.conf
 shares /mnt
 ports
 cd /root
+if [ -e /dev/input/event0 ]; then
+    # A power key. Its first event, of 24 bytes, is that it goes down.
+    { dd if=/dev/input/event0 of=/dev/null bs=24 count=1 2> /dev/null && poweroff -f; } &
+fi
 
 if [ -f /exec.sh ]; then
     # Kernel messages would end up between the commands' output.
@@ -22,9 +26,13 @@ if [ -f /exec.sh ]; then
     poweroff -f
 fi
 
-echo "Linux $(uname -r), $(nproc) CPU, $(free -m | awk '/^Mem:/ { print $2 }') MiB. exit or Ctrl-D powers off."
+# Its first line is MemTotal, in KiB.
+read -r name memory unit < /proc/meminfo
+echo "Linux $(uname -r), $(nproc) CPU, $((memory / 1024)) MiB. exit or Ctrl-D powers off."
+unset name memory unit
 # The kernel passes on what it does not know. Programs are to ask the terminal, whose size may change.
-[ -z "$COLUMNS" ] || stty rows "$LINES" cols "$COLUMNS"
+# `gnomon shutdown` lets the carrier of the serial line go, which ends the shell if the terminal minds carriers.
+stty -clocal ${COLUMNS:+rows "$LINES" cols "$COLUMNS"}
 unset LINES COLUMNS
 setsid cttyhack sh -l
 stty sane

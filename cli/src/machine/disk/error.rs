@@ -150,7 +150,7 @@ pub enum DiskError {
     #[diagnostic(help("{}", if *.use_ == Use::Write {
         "wait until it has ended, or give this VM another disk; several runs can use one disk if all of them have --snapshot, or only read it (`:ro`)"
     } else {
-        "end it (gnomon stop), or start it again with --snapshot: several runs can use one disk if all of them have --snapshot, or only read it (`:ro`)"
+        "end it (gnomon shutdown), or start it again with --snapshot: several runs can use one disk if all of them have --snapshot, or only read it (`:ro`)"
     }))]
     Busy {
         /// The file.

@@ -91,6 +91,8 @@ pub struct VmSpec {
     pub shares: Vec<ShareSpec>,
     /// The user's switch for a source of random bytes.
     pub rng: Option<bool>,
+    /// The user's switch for a power key.
+    pub power_key: Option<bool>,
     /// Names of its ports.
     pub ports: Vec<String>,
     /// Its network card, if it has one.
@@ -171,6 +173,7 @@ impl VmSpec {
             disks: vm.disks.unwrap_or_default(),
             shares: vm.shares.unwrap_or_default(),
             rng: vm.rng,
+            power_key: vm.powerkey,
             ports: vm.ports.unwrap_or_default(),
             // By its place among the others.
             net: None,
@@ -324,6 +327,12 @@ impl VmSpec {
     #[must_use]
     pub fn has_system(&self) -> bool {
         self.root.is_some() || self.kernel == Kernel::Disk
+    }
+
+    /// Returns whether the VM has a power key. One that is restored from a snapshot has it if it had it there.
+    #[must_use]
+    pub fn has_power_key(&self) -> bool {
+        self.power_key.unwrap_or(self.has_system())
     }
 
     /// The most of its RAM that is in memory at a time.

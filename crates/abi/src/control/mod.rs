@@ -66,6 +66,22 @@ pub enum Request {
     /// A request for the program that is connected to a port of the VM of that number; the second number is the port's
     /// among the VM's, from 0.
     Port(u64, u32, port::Wish),
+    /// A wish about the power of the VM of that number: [`Answer::Done`] when its guest was asked, or what needs no guest has begun;
+    /// [`Answer::Later`] if its guest does not listen yet.
+    Power(u64, Power),
+}
+
+/// A wish about a VM's power.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Power {
+    /// Ask the guest to shut down.
+    Off,
+    /// Ask the guest to shut down; when it has, the VM starts over.
+    Restart,
+    /// Withdraw that: the VM does not start over when its guest powers off.
+    Stay,
+    /// Reset the VM at once.
+    Reset,
 }
 
 /// The longest that harts note something without being asked again, in milliseconds.

@@ -49,6 +49,7 @@ impl Uart {
             received: state.received.0.iter().copied().collect(),
             quiet: state.quiet.min(QUIET_READS),
             looped: state.looped.0.iter().copied().collect(),
+            is_hung_up: false,
         })
     }
 }

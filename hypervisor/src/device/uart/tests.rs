@@ -222,3 +222,21 @@ fn an_empty_transmitter_is_seen_in_iir_after_the_completion() {
     assert_eq!((uart.interrupt(), uart.read(0)), (true, b'a'));
     assert_eq!((uart.interrupt(), uart.read(2)), (false, IIR_THRE), "and hides nothing");
 }
+
+#[test]
+fn the_carrier_goes_once_for_a_driver_that_listens() {
+    let mut uart = Uart::default();
+    assert!(!uart.hang_up());
+    assert_eq!((uart.read(6), uart.interrupt()), (MSR_CONNECTED, false));
+    uart.write(1, IER_MODEM | IER_RX);
+    assert!(uart.hang_up());
+    uart.receive(b'a');
+    assert_eq!((uart.interrupt(), uart.read(2)), (true, IIR_RX), "input comes first");
+    assert_eq!(uart.read(0), b'a');
+    assert_eq!((uart.interrupt(), uart.read(2)), (true, IIR_MODEM));
+    assert_eq!((uart.read(6), uart.read(6)), (MSR_HUNG_UP, MSR_CONNECTED));
+    assert_eq!((uart.interrupt(), uart.read(2)), (false, IIR_NONE));
+    uart.hang_up();
+    uart.reset();
+    assert_eq!(uart.read(6), MSR_CONNECTED);
+}

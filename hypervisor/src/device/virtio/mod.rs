@@ -9,6 +9,7 @@
 //! | `balloon` | the memory balloon |
 //! | `block` | a disk |
 //! | `console` | a console, and ports |
+//! | `key` | a power key |
 //! | `net` | a network card |
 //! | `rng` | a source of random bytes |
 //! | `share` | a folder of the host's |
@@ -33,6 +34,7 @@ pub mod console;
 #[cfg(test)]
 mod driver;
 mod gather;
+pub mod key;
 pub mod net;
 mod pace;
 mod portion;
@@ -47,6 +49,7 @@ pub use backend::{Backend, Progress};
 pub use balloon::Balloon;
 pub use block::Block;
 pub use console::Console;
+pub use key::PowerKey;
 pub use net::Net;
 pub use queue::{Buffer, Chain, Malformed, Queue, Trouble};
 pub use queues::Queues;

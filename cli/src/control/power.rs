@@ -1,0 +1,73 @@
+//! Shuts a VM down, or lets it start over, by asking its guest.
+
+use super::ControlError;
+use super::client::Client;
+use abi::control::{Answer, Power, Request, VmInfo, VmState};
+use std::time::{Duration, Instant};
+
+/// The time after which the guest is asked again: at first it may not have listened yet.
+const AGAIN: Duration = Duration::from_secs(3);
+/// The time after which a guest that did not listen is asked again.
+const SOON: Duration = Duration::from_millis(500);
+/// The time between two looks at the VM.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Asks the guest of a VM to shut down, or to reboot, and waits for that. Without a limit it is asked once, and not waited for.
+///
+/// # Errors
+/// [`ControlError::Stays`] if nothing has happened when the time is over, or others.
+pub fn ask(client: &mut Client, vm: &VmInfo, wish: Power, limit: Duration) -> Result<(), ControlError> {
+    let start = Instant::now();
+    let what = match wish {
+        Power::Restart => format!("cannot reboot VM `{}`", vm.name),
+        _ => format!("cannot shut down VM `{}`", vm.name),
+    };
+    let is_over = |client: &mut Client| has_happened(client, vm, wish);
+    let mut has_asked = false;
+    loop {
+        let listens = match client.ask(&what, &Request::Power(vm.number, wish)) {
+            Ok(Answer::Done) => true,
+            Ok(Answer::Later) => false,
+            Ok(_) => return Err(client.nonsense()),
+            // Its end may come between two requests, and before the first one as well.
+            Err(ControlError::Gone(_)) if has_asked => return Ok(()),
+            Err(why) => return if has_asked && is_over(client)? { Ok(()) } else { Err(why) },
+        };
+        has_asked |= listens;
+        if listens && limit.is_zero() {
+            return Ok(());
+        }
+        let again = Instant::now() + if listens { AGAIN } else { SOON };
+        loop {
+            if is_over(client)? {
+                return Ok(());
+            }
+            if start.elapsed() >= limit {
+                if wish == Power::Restart {
+                    client.tell(&what, &Request::Power(vm.number, Power::Stay))?;
+                }
+                return Err(ControlError::Stays { vm: vm.name.clone(), wish, limit, has_asked });
+            }
+            if Instant::now() >= again {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Returns whether the VM has ended, or its next life has begun. If the run has ended, all its VMs have.
+fn has_happened(client: &mut Client, vm: &VmInfo, wish: Power) -> Result<bool, ControlError> {
+    let vms = match client.vms() {
+        Ok(vms) => vms.vms,
+        Err(ControlError::Gone(_)) => return Ok(true),
+        Err(why) => return Err(why),
+    };
+    Ok(match vms.iter().find(|other| other.number == vm.number) {
+        None => true,
+        Some(now) => match wish {
+            Power::Restart => now.since != vm.since || now.state == VmState::Starting && vm.state != VmState::Starting,
+            _ => now.state == VmState::Ended,
+        },
+    })
+}
