@@ -13,7 +13,7 @@ use hypervisor::life::lifecycle;
 use rv::Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the other machine has got so far.
+/// The pages that the other machine has so far.
 #[derive(Default)]
 struct Copy {
     pages: BTreeMap<u64, Vec<u8>>,

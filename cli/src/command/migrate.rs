@@ -15,7 +15,7 @@ pub struct MigrateArgs {
     which: Which,
     /// The VM
     vm: String,
-    /// Where the other side waits: unix:PATH or tcp:HOST:PORT
+    /// The place at which the other side waits: unix:PATH or tcp:HOST:PORT
     address: Address,
 }
 

@@ -310,7 +310,7 @@ impl RunArgs {
         self.restore = Some(incoming.path().to_owned());
         let shared = Arc::new(Mutex::new(Some(incoming)));
         let result = self.run_here(Some(Arc::clone(&shared)));
-        // Nobody has taken it: no machine could be started for it.
+        // Still there: no machine could be started for it.
         let left = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let (Some(incoming), Err(why)) = (left, &result) {
             incoming.refuse(&why.to_string());

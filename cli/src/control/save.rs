@@ -140,7 +140,7 @@ impl<'a> Held<'a> {
         Ok(Saved { bytes: file.written.bytes + end.len() as u64, ..file.written })
     }
 
-    /// What has begun.
+    /// The snapshot that has begun.
     pub(super) const fn saving(&self) -> Saving {
         self.saving
     }

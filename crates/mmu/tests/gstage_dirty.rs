@@ -45,7 +45,7 @@ struct Vm {
     space: AddressSpace,
     /// The first word of each page, for the guest.
     words: BTreeMap<u64, u64>,
-    /// The same at the receiver.
+    /// First words at the receiver.
     copy: BTreeMap<u64, u64>,
     /// Pages that were collected and are still to be sent.
     pending: BTreeSet<u64>,

@@ -51,7 +51,7 @@ pub enum MigrateError {
     #[error("cannot reach {address}: {source}")]
     #[diagnostic(help("start the other side first: gnomon run --incoming {address}"))]
     Unreachable {
-        /// Where it should be.
+        /// The place at which it should be.
         address: Address,
         /// The operating system's error.
         source: io::Error,
@@ -83,6 +83,10 @@ pub enum MigrateError {
         "look there (gnomon ps). If it runs there, end it here (gnomon stop); if not, let it go on here (gnomon resume). Never both"
     ))]
     Unknown(String),
+    /// The VM has a disk that it writes to.
+    #[error("VM `{0}` has a disk that it writes to, and disks do not move along")]
+    #[diagnostic(help("take a snapshot with --stop, and continue from that with the same disk (docs/snapshots.md)"))]
+    Disk(String),
     /// A file cannot be written.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -149,7 +153,7 @@ enum Reply {
     Checked,
     /// The VM goes on there.
     Started,
-    /// It cannot go on there, for that reason.
+    /// The VM cannot go on there, for that reason.
     Refused(String),
 }
 

@@ -6,6 +6,7 @@ use crate::control::client::Client;
 use crate::control::save::{Held, ask};
 use abi::control::Answer;
 use abi::control::save::{Changed, MOST_PAGES, Pages, Save};
+use abi::snapshot::State;
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::file::PAGE;
 use fixedbitset::FixedBitSet;
@@ -15,10 +16,10 @@ use std::time::{Duration, Instant};
 const START: Duration = Duration::from_secs(300);
 /// The most rounds while the VM runs.
 const MOST_ROUNDS: u32 = 30;
-/// So few pages are left for the time in which the VM stands still.
+/// The number of changed pages with which a round is the last one while the VM runs.
 const FEW: usize = 48;
 
-/// How far a migration is.
+/// The progress of a migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
     /// The round, from 1.
@@ -69,6 +70,10 @@ pub fn send(
     let mut held = Held::begin(client, vm)?;
     let (saving, early) = (held.saving(), held.state()?);
     held.end()?;
+    let has_disk = |state: State| state.told.disks.iter().any(|disk| !disk.is_read_only);
+    if State::decode(&early).is_none_or(has_disk) {
+        return Err(MigrateError::Disk(vm.1.into()));
+    }
     line.put(&Sent::Hello(Bytes(early)))?;
     line.expect(&Reply::Ready, START)?;
     let pages = saving.pages as usize;

@@ -33,11 +33,11 @@ use rv::{Addr, Entry, Hpa, Leaf, Level, Pfn, PhysMem, Pte, PteFlags, Space};
 /// The change of pages since they were last collected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// They are as they were.
+    /// The pages are as they were.
     None,
-    /// They hold zeroes, and held them before or not.
+    /// The pages hold zeroes, and held them before or not.
     Zero,
-    /// They may have changed.
+    /// The pages may have changed.
     Some,
 }
 

@@ -9,6 +9,7 @@ use abi::bundle::GUEST_RAM_BASE;
 use abi::control::save::{Changed, MOST_RUNS};
 use alloc::vec::Vec;
 use core::ops::Range;
+use core::sync::atomic::Ordering::Relaxed;
 use mmu::gstage::Images;
 use rv::{Addr, Gpa, PAGE_BYTES, Pfn};
 
@@ -25,7 +26,12 @@ pub(super) fn switch(g: &Gnomon, vm: &Vm, on: bool) -> Done<()> {
     let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };
     match on {
         true => memory.space.begin_log(),
-        false => memory.space.end_log(),
+        false => {
+            memory.space.end_log();
+            // There may be 2 MiB that the log has split.
+            g.promoter.in_vain.store(0, Relaxed);
+            g.promoter.due.store(0, Relaxed);
+        }
     }
     Ok(())
 }
