@@ -93,7 +93,7 @@ fn work_that_is_begun_here_is_done_there_without_a_stop() {
     let listener = UnixListener::bind(at("mute")).expect("a socket");
     let mute = thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a sender");
-        stream.read(&mut [0; 100]).expect("a part of a message");
+        stream.read_exact(&mut [0; 100]).expect("a part of a message");
     });
     fails(&gnomon(&["migrate", "linux", &address("mute")]), 1, "the line to the other side is broken");
     mute.join().expect("no panic");

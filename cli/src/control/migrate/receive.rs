@@ -1,6 +1,6 @@
 //! The side to which a VM comes.
 
-use super::{Address, Line, MigrateError, Reply, Sent};
+use super::line::{Address, Line, MigrateError, Reply, Sent};
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::save::patiently;

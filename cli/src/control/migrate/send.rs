@@ -1,6 +1,6 @@
 //! The side that has the VM.
 
-use super::{Line, MigrateError, PATIENCE, Reply, Sent};
+use super::line::{Line, MigrateError, PATIENCE, Reply, Sent};
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::save::{Held, ask};
