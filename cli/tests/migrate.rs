@@ -84,7 +84,7 @@ fn work_that_is_begun_here_is_done_there_without_a_stop() {
     let at = |name: &str| dir.join(name);
     let address = |name: &str| format!("unix:{}", at(name).display());
     let gnomon = |args: &[&str]| command(dir).timeout(PATIENCE).args(args).assert();
-    let promised = ["--svvptc", "off", "--svadu", "off"];
+    let promised = ["--svvptc", "off"];
     let shape = ["--as", "here", "--memory", "128M", "--vcpus", "2", "--append", LEAN, "--timeout", "120"];
     let mut here = Run::start(dir, shape.iter().chain(&promised).chain(&["--exec", WORK]), ("", 0));
     wait_for(&mut here, "part 10 of it");

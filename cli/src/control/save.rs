@@ -3,6 +3,7 @@
 use super::ControlError;
 use super::client::Client;
 use crate::host::output::Kind;
+use crate::host::tty;
 use abi::control::save::{MOST_STATE, Pages, Save, Saving};
 use abi::control::{Answer, Request};
 use abi::snapshot::file::{MAGIC, MOST_PAGES, PAGE, Writer};
@@ -143,6 +144,18 @@ impl<'a> Held<'a> {
     /// The snapshot that has begun.
     pub(super) const fn saving(&self) -> Saving {
         self.saving
+    }
+
+    /// Begins the VM's dirty log. Returns false, with a message on the terminal, if it can have none.
+    pub(super) fn begin_log(&mut self) -> Result<bool, ControlError> {
+        match ask(self.client, self.vm, Save::Log(true)) {
+            Ok(_) => Ok(true),
+            Err(ControlError::Refused { why, .. }) => {
+                tty::say(&format!("gnomon: {} stands still while it moves: {why}", self.vm.1));
+                Ok(false)
+            }
+            Err(why) => Err(why),
+        }
     }
 
     /// Fetches the VM's state.

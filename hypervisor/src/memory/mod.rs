@@ -7,6 +7,7 @@ pub(crate) mod collapsed;
 pub(crate) mod edits;
 mod engine;
 pub(crate) mod nested;
+pub(crate) mod own_tables;
 mod paging;
 mod promote;
 pub mod reach;

@@ -294,11 +294,7 @@ impl Translation {
     pub fn page_fault<E: Env>(self, g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
         match run.tables {
             Tables::Shadow => shadow::page_fault(g, run, exception, env),
-            // The guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL).
-            Tables::TwoStage => {
-                run.shared.counters.exits_other.bump();
-                Faulted::Inject(Trap::new(exception, run.context.exit.tval))
-            }
+            Tables::TwoStage => two_stage::page_fault(g, run, exception, env),
         }
     }
 

@@ -4,8 +4,10 @@ use crate::device::offer::{GuestMode, Offer};
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
 use crate::machine::isa::Isa;
+use crate::memory::own_tables;
 use crate::memory::shootdown::Tlbs;
 use crate::vm::chores::Remains;
+use crate::vm::outcome::Faulted;
 use crate::vm::vcpu::VcpuRun;
 use crate::vm::{Memory, Unreachable, Vm};
 use abi::bundle::VmConfig;
@@ -15,7 +17,8 @@ use mmu::frames::Frames;
 use mmu::gstage::{Filled, How, Images, Ready, Resolved, Unresolved, in_portions};
 use mmu::ids::IdSlot;
 use mmu::shadow::GuestFence;
-use rv::{Access, Addr, FenceScope, Gpa, Hpa, PAGE_BYTES};
+use rv::csr::status;
+use rv::{Access, Addr, Caps, Exception, FenceScope, Gpa, Gva, Hpa, PAGE_BYTES, Request, Trap};
 
 /// Checks whether this machine can put such a VM behind a G-stage; the error is a message.
 pub(crate) fn check(config: &VmConfig, offer: &Offer) -> Result<(), String> {
@@ -186,4 +189,37 @@ fn try_reach<E: Env>(
     // translation overtaken by this fence, or see the copy before all others have left.
     space.settle(stale, publish, &mut Tlbs { g, vm, env }, mem).release(frames);
     Ok(hpa)
+}
+
+/// Handles a page fault behind a G-stage. It is the guest's own, on harts that cannot delegate them (`medeleg` and `hedeleg` are WARL); or hardware
+/// would have set A or D, and Gnomon does that in its place ([`Tlb::sets_ad`](crate::vm::Tlb::sets_ad)).
+#[cold]
+pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Exception, env: &mut E) -> Faulted {
+    run.shared.counters.exits_other.bump();
+    let gva = Addr::<Gva>::new(run.context.exit.tval);
+    let trap = Trap::new(exception, gva.raw());
+    let access = match exception {
+        Exception::LoadPage => Access::Load,
+        Exception::StorePage => Access::Store,
+        _ => Access::Fetch,
+    };
+    if !run.vm.svadu || run.runs_l2() {
+        return Faulted::Inject(trap);
+    }
+    let has = |bit| env.status() & bit != 0;
+    let (sum, mxr) = (has(status::SUM), has(status::MXR));
+    let request = Request { access, mode: env.privilege(), sum, mxr, hs_mxr: false };
+    let root = run.vm.translation.satp(run, env);
+    let caps = Caps { svnapot: g.offer.isa.has("svnapot"), svpbmt: g.offer.isa.has("svpbmt") };
+    match own_tables::place(g, run, (root, gva, request), caps, env) {
+        Ok(Some(_)) => {
+            env.fence_guest(Some(gva), None);
+            Faulted::Settled
+        }
+        Ok(None) => Faulted::Inject(trap),
+        Err(Unreachable::Waits { since }) => Faulted::Waits { since },
+        // The VM is leaving, or the guest faults again for the rest.
+        Err(Unreachable::Gone | Unreachable::Later) => Faulted::Settled,
+        Err(why) => Faulted::Fatal(format!("no memory for a table: {why}")),
+    }
 }

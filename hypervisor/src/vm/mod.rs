@@ -137,6 +137,9 @@ pub struct Tlb {
     /// The address spaces that its kernel has named. Held while fences are posted to vCPUs; no other lock is taken with this one but that of a
     /// vCPU's fences.
     pub spaces: Box<Mutex<Spaces>>,
+    /// Set while Gnomon sets A and D in the guest's tables in place of hardware that would not tell the dirty log. vCPUs learn of it when they are
+    /// loaded.
+    pub sets_ad: AtomicBool,
 }
 
 /// One VM.

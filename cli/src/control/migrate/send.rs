@@ -1,7 +1,6 @@
 //! The side that has the VM.
 
 use super::line::{Line, MigrateError, PATIENCE, Reply, Sent};
-use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::save::{Held, ask};
 use abi::control::Answer;
@@ -69,6 +68,8 @@ pub fn send(
 ) -> Result<Moved, MigrateError> {
     let mut held = Held::begin(client, vm)?;
     let (saving, early) = (held.saving(), held.state()?);
+    // From before it runs again: what hardware does unseen is left to Gnomon from then on.
+    let is_live = saving.was_running && held.begin_log()?;
     held.end()?;
     let has_disk = |state: State| state.told.disks.iter().any(|disk| !disk.is_read_only);
     if State::decode(&early).is_none_or(has_disk) {
@@ -80,7 +81,6 @@ pub fn send(
     let set = || FixedBitSet::with_capacity(pages);
     let progress = Progress { round: 0, sent: 0, left: 0 };
     let mut sender = Sender { client, vm, line, tell, progress, due: set(), hot: set(), there: set() };
-    let is_live = saving.was_running && sender.begin_log()?;
     if is_live {
         sender.rounds()?;
     }
@@ -109,18 +109,6 @@ pub fn send(
 }
 
 impl<T: FnMut(Progress)> Sender<'_, T> {
-    /// Begins the dirty log. Returns false if the VM has to stand still instead.
-    fn begin_log(&mut self) -> Result<bool, MigrateError> {
-        match ask(self.client, self.vm, Save::Log(true)) {
-            Ok(_) => Ok(true),
-            Err(ControlError::Refused { why, .. }) => {
-                crate::host::tty::say(&format!("gnomon: {} stands still while it moves: {why}", self.vm.1));
-                Ok(false)
-            }
-            Err(why) => Err(why.into()),
-        }
-    }
-
     /// Sends pages while the VM runs, until few are left.
     fn rounds(&mut self) -> Result<(), MigrateError> {
         let mut before = usize::MAX;

@@ -101,6 +101,8 @@ pub struct GuestHart {
     steers: bool,
     /// Set if breakpoints come to Gnomon: a debugger is attached to the VM.
     breaks: bool,
+    /// Set if page faults of a guest behind a G-stage come to Gnomon, which sets A and D for it.
+    page_faults: bool,
     /// Set if translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that
     /// have the VMID of Bare, and those of the hole.
     owes_fence: [bool; 2],
@@ -154,6 +156,7 @@ impl GuestHart {
             traps_translation: mode == GuestMode::Supervisor,
             steers: false,
             breaks: false,
+            page_faults: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
             emulates_misaligned: emulates_misaligned(seat, common),
@@ -252,7 +255,7 @@ impl GuestHart {
 
     /// Delegates the exceptions that guests take themselves.
     fn delegate(&self) {
-        let comes_here = self.traps_translation && !self.steers;
+        let comes_here = self.traps_translation && !self.steers || self.page_faults;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
         let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
@@ -345,6 +348,14 @@ impl GuestHart {
     pub fn set_breaks(&mut self, on: bool) {
         if on != self.breaks {
             self.breaks = on;
+            self.delegate();
+        }
+    }
+
+    /// Sets whether page faults of a guest behind a G-stage come to Gnomon, if that differs from the last guest's.
+    pub fn set_page_faults(&mut self, on: bool) {
+        if on != self.page_faults {
+            self.page_faults = on;
             self.delegate();
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
+use crate::life::lifecycle;
 use crate::life::undone::{Done, Undone, refuse};
 use crate::memory::edits;
 use crate::vm::Vm;
@@ -9,18 +10,31 @@ use abi::bundle::GUEST_RAM_BASE;
 use abi::control::save::{Changed, MOST_RUNS};
 use alloc::vec::Vec;
 use core::ops::Range;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use mmu::gstage::Images;
 use rv::{Addr, Gpa, PAGE_BYTES, Pfn};
 
 const OFF: &str = "its dirty log is not on: it has not begun, or the VM has started over";
-const UNSEEN: &str = "its harts set A and D in its tables without telling Gnomon, because it was promised Svadu behind a G-stage: \
-                      start it with --svadu off, or migrate it while it stands still";
+const UNSEEN: &str = "its harts set A and D in its guests' tables without telling Gnomon, because it was promised Svadu behind a \
+                      G-stage, and the H extension: start it with --svadu off";
+const RUNS: &str = "its harts set A and D in its tables without telling Gnomon: the log of such a VM begins while it stands still for \
+                    a snapshot";
 
 /// Begins or ends the log.
-pub(super) fn switch(g: &Gnomon, vm: &Vm, on: bool) -> Done<()> {
-    if on && vm.translation.images(&vm.config, &g.offer) == Images::Private {
-        return refuse(UNSEEN);
+pub(super) fn switch<E: Env>(g: &Gnomon, vm: &Vm, on: bool, env: &mut E) -> Done<()> {
+    let is_unseen = vm.translation.images(&vm.config, &g.offer) == Images::Private;
+    if on && is_unseen {
+        if vm.config.nested {
+            return refuse(UNSEEN);
+        }
+        if !vm.is_frozen.load(SeqCst) {
+            return refuse(RUNS);
+        }
+        // Each vCPU is loaded anew when it goes on.
+        vm.tlb.sets_ad.store(true, SeqCst);
+    }
+    if !on && vm.tlb.sets_ad.swap(false, SeqCst) && lifecycle::pause(g, vm, env) {
+        lifecycle::resume(g, vm, env);
     }
     let mut guard = vm.memory.lock();
     let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };

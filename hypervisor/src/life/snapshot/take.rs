@@ -40,7 +40,7 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
             state(vm, id, u32::MAX).and_then(|_| pages(g, vm, (from, u64::MAX), env)).map(Answer::Pages)
         }
         Save::End(id) => end(g, vm, id, env).map(|()| Answer::Done),
-        Save::Log(on) => log::switch(g, vm, on).map(|()| Answer::Done),
+        Save::Log(on) => log::switch(g, vm, on, env).map(|()| Answer::Done),
         Save::Changed { from, is_first } => log::changed(g, vm, (from, is_first), env).map(Answer::Changed),
         Save::Look { from, end } => log::check(vm).and_then(|()| pages(g, vm, (from, end), env)).map(Answer::Pages),
         Save::Fetch(pages) => log::check(vm).and_then(|()| fetch(g, vm, pages, env)).map(Answer::Pages),
