@@ -10,8 +10,11 @@ use abi::snapshot::{MOST_TIME, State};
 use hypervisor::device::offer::GuestTimer;
 use hypervisor::gnomon::Gnomon;
 use hypervisor::life::lifecycle;
-use rv::Addr;
+use hypervisor::vm::outcome::Outcome;
+use hypervisor::vm::vcpu::request;
+use rv::{Addr, Mode};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering::SeqCst;
 
 /// The pages that the other machine has so far.
 #[derive(Default)]
@@ -237,4 +240,69 @@ fn what_cannot_arrive_is_refused_and_ends_nothing() {
     assert_eq!(ask(&there, &mut its, &Request::Stop(0)), Answer::Done);
     while lifecycle::go_on(&there, &mut its) {}
     refused(ask(&there, &mut its, &Request::Load(0, Load::Check)), "has ended");
+}
+
+#[test]
+fn gnomon_sets_a_and_d_in_place_of_hardware_while_the_log_is_on() {
+    const ROOT: u64 = GUEST_RAM_BASE + 0x10_0000;
+    const HANDLER: u64 = 0x8020_0400;
+    let config =
+        VmConfig { mmu: Some(MmuMode::TwoStage), svadu: Some(true), segments: Vec::new(), ..vm_config("vm", 1) };
+    let (mut g, mut hart) = machine(vec![config], 1, GuestTimer::Sstc);
+    g.offer.two_stage_svadu = true;
+    fake::start_due(&g, &mut hart);
+    let run = g.sched.take(0).unwrap_or_else(|| panic!("{}", fake::printed()));
+    // Its harts would do so unseen from now until the log is on.
+    let refused = save(&g, &mut hart, Save::Log(true));
+    assert!(matches!(&refused, Answer::Refused(why) if why.contains("stands still")), "{refused:?}");
+    assert_eq!(save(&g, &mut hart, Save::Begin), Answer::Later);
+    leave(&g, run, &mut hart);
+    let saving = begin(&g, &mut hart);
+    assert_eq!(save(&g, &mut hart, Save::Log(true)), Answer::Done);
+    assert_eq!(save(&g, &mut hart, Save::End(saving.id)), Answer::Done);
+    let run = g.sched.take(0).expect("it goes on");
+    assert!(run.vm.tlb.sets_ad.load(SeqCst));
+    let mut w = World { g, hart, run };
+    let leaf = (GUEST_RAM_BASE >> 12) << 10;
+    let (r, w_, u, a, d) = (1 << 1, 1 << 2, 1 << 4, 1 << 6, 1 << 7);
+    w.hart.vsatp = 8 << 60 | ROOT >> 12;
+    w.hart.mode = Mode::User;
+    w.hart.regs.vstvec = HANDLER;
+    let access = |w: &mut World, pte: u64, cause: u64| {
+        write_word(w, ROOT, leaf | pte | 1);
+        w.run.context.pc = 0x1000;
+        w.hart.mode = Mode::User;
+        assert_eq!(w.exit_until_ready(cause, 0x123, 0, 0), Outcome::Resume);
+        (read_word(w, ROOT) & !leaf & !1, w.run.context.pc == HANDLER)
+    };
+    const LOAD: u64 = 13;
+    const STORE: u64 = 15;
+    assert_eq!(access(&mut w, r | w_ | u, LOAD), (r | w_ | u | a, false));
+    assert_eq!(access(&mut w, r | w_ | u, STORE), (r | w_ | u | a | d, false));
+    assert_eq!(access(&mut w, r | w_ | u | a, STORE), (r | w_ | u | a | d, false));
+    assert_eq!(access(&mut w, r | u, STORE), (r | u, true), "its kernel's own");
+    assert_eq!(access(&mut w, r | w_, LOAD), (r | w_, true));
+    // The store to the table is one that the log has seen.
+    let World { g, mut hart, run } = w;
+    let mut copy = Copy::default();
+    copy.collect(&g, &mut hart, true, |_| {});
+    copy.pending.clear();
+    let mut w = World { g, hart, run };
+    w.hart.mode = Mode::User;
+    assert_eq!(w.exit_until_ready(LOAD, 0x123, 0, 0), Outcome::Resume);
+    assert_eq!(read_word(&mut w, ROOT) & !leaf, r | w_ | 1, "nothing to set");
+    write_word(&mut w, ROOT, leaf | r | u | 1);
+    let World { g, mut hart, run } = w;
+    copy.collect(&g, &mut hart, false, |_| {});
+    assert!(copy.pending.remove(&((ROOT - GUEST_RAM_BASE) / 4096)));
+    let mut w = World { g, hart, run };
+    w.hart.mode = Mode::User;
+    assert_eq!(w.exit_until_ready(LOAD, 0x123, 0, 0), Outcome::Resume);
+    let World { g, mut hart, run } = w;
+    copy.collect(&g, &mut hart, false, |_| {});
+    assert!(copy.pending.contains(&((ROOT - GUEST_RAM_BASE) / 4096)), "A was set");
+    // When the log ends, vCPUs are loaded anew.
+    assert_eq!(save(&g, &mut hart, Save::Log(false)), Answer::Done);
+    assert!(!run.vm.tlb.sets_ad.load(SeqCst));
+    assert_ne!(run.shared.posted.load(SeqCst) & request::PAUSE, 0);
 }

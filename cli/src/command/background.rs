@@ -64,7 +64,9 @@ pub(super) fn start() -> miette::Result<u8> {
 fn wait_for_start(name: &str) -> bool {
     loop {
         match Client::of(Some(name)).and_then(|mut client| client.vms()) {
-            Ok(vms) if vms.vms.iter().any(|vm| vm.state == VmState::Starting) => sleep(LOOK),
+            Ok(vms) if vms.vms.iter().any(|vm| matches!(vm.state, VmState::Starting | VmState::Arriving)) => {
+                sleep(LOOK)
+            }
             Ok(_) => return true,
             Err(ControlError::Silent(_) | ControlError::Refused { .. }) => sleep(LOOK),
             Err(_) => return false,

@@ -298,7 +298,9 @@ impl RunArgs {
             }
             return background::start();
         }
-        let Some(address) = self.incoming.take() else { return self.run_here(None) };
+        let background = self.is_supervised.then(run::Background::enter).transpose();
+        let background = background.map_err(IoError::at("use", "standard input"))?;
+        let Some(address) = self.incoming.take() else { return self.run_here(background, None) };
         if self.control == Some(Switch::Off) {
             return Err(miette::miette!(
                 help = "leave out --control off",
@@ -309,7 +311,7 @@ impl RunArgs {
         let incoming = Incoming::wait(&address)?;
         self.restore = Some(incoming.path().to_owned());
         let shared = Arc::new(Mutex::new(Some(incoming)));
-        let result = self.run_here(Some(Arc::clone(&shared)));
+        let result = self.run_here(background, Some(Arc::clone(&shared)));
         // Still there: no machine could be started for it.
         let left = shared.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let (Some(incoming), Err(why)) = (left, &result) {
@@ -319,9 +321,7 @@ impl RunArgs {
     }
 
     /// Runs it here, with a VM that comes if one does.
-    fn run_here(self, incoming: Option<Arrival>) -> miette::Result<u8> {
-        let background = self.is_supervised.then(run::Background::enter).transpose();
-        let background = background.map_err(IoError::at("use", "standard input"))?;
+    fn run_here(self, background: Option<run::Background>, incoming: Option<Arrival>) -> miette::Result<u8> {
         let is_dry_run = self.dry_run;
         let timeout = self.timeout.map(Duration::from_secs);
         let reach = match self.control {

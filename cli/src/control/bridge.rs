@@ -242,7 +242,13 @@ impl Shared {
                 let before = held.saves.replace((*vm, id)).filter(|before| *before != (*vm, NOT_YET));
                 before.into_iter().for_each(|save| self.end_save(save));
             }
-            (Request::Save(vm, Save::Log(on)), Answer::Done) => held.logs = on.then_some(*vm),
+            (Request::Save(vm, Save::Log(false)), Answer::Done) => {
+                held.logs.take_if(|own| own == vm);
+            }
+            // One that was not answered may have been begun.
+            (Request::Save(vm, Save::Log(true)), answer) if *answer == Answer::Done || *answer == refuse(SILENT) => {
+                held.logs = Some(*vm);
+            }
             // One that was given away is not to run here again because the command is gone.
             (Request::Save(vm, Save::End(_) | Save::Give(_)), Answer::Done) => {
                 held.saves.take_if(|(own, _)| own == vm);
@@ -256,7 +262,9 @@ impl Shared {
         held.debugs.into_iter().for_each(|vm| self.detach(vm));
         held.saves.into_iter().for_each(|save| self.end_save(save));
         if let Some(vm) = held.logs {
-            let _ = self.pass_on(&Request::Save(vm, Save::Log(false)));
+            let until = Instant::now() + PATIENCE;
+            let ends = || self.pass_on(&Request::Save(vm, Save::Log(false)));
+            while ends() == Some(refuse(SILENT)) && Instant::now() < until {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::ControlError;
 use super::client::Client;
+use super::ports::SILENT;
 use crate::host::output::Kind;
 use crate::host::tty;
 use abi::control::save::{MOST_STATE, Pages, Save, Saving};
@@ -150,7 +151,8 @@ impl<'a> Held<'a> {
     pub(super) fn begin_log(&mut self) -> Result<bool, ControlError> {
         match ask(self.client, self.vm, Save::Log(true)) {
             Ok(_) => Ok(true),
-            Err(ControlError::Refused { why, .. }) => {
+            // No answer is no refusal.
+            Err(ControlError::Refused { why, .. }) if why != SILENT => {
                 tty::say(&format!("gnomon: {} stands still while it moves: {why}", self.vm.1));
                 Ok(false)
             }

@@ -110,16 +110,20 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
     /// Collects pages that have changed ([`AddressSpace::dirt`]), from `from` on and below `end`: so many runs of them at most, and as far as
     /// the budget lets. From then on each store to one of them shows again.
     pub fn collect(&mut self, (from, end): (Pfn<Gpa>, Pfn<Gpa>), is_first: bool, most: usize) -> Collected {
-        /// Entries looked at, in one portion.
-        const ENTRIES: usize = 1024;
+        /// Steps of a portion, some 12 instructions each; those to look at an entry, and to take its mark away.
+        const STEPS: u32 = 7000;
+        const LOOK: u32 = 12;
+        const TAKE: u32 = 30;
         let mut collected = Collected { next: from, changed: Vec::new(), zero: Vec::new() };
         let mut stale = Stale::none();
-        for _ in 0..ENTRIES {
+        let mut steps = STEPS;
+        while steps > 0 {
             let page = collected.next;
             if page >= end || collected.changed.len() + collected.zero.len() >= most {
                 break;
             }
             let Dirt { change, mut first, mut next, is_marked } = self.host.space.dirt(page, is_first, self.host.mem);
+            steps = steps.saturating_sub(if is_marked { LOOK + TAKE } else { LOOK });
             if is_marked {
                 // One of 1 GiB is broken into these.
                 first = first.max(page.align_down(Level::MEGA.pages()));

@@ -346,3 +346,24 @@ fn a_copy_without_a_part_of_it_is_wrong() {
         assert!(text.contains("the copy"), "{lapse:?}: {text}");
     }
 }
+
+#[test]
+fn a_leaf_that_came_meanwhile_is_collected_whole() {
+    let mut vm = vm(0, Ad::AsNeeded, Lapse::Nothing);
+    vm.space.begin_log();
+    while !vm.collect() {}
+    vm.pending.clear();
+    // Of 2 MiB of the image some pages are looked at, then a store to one of these copies all of them.
+    vm.touch(1024, Access::Load);
+    vm.at = 1100;
+    vm.store(1030, 5);
+    assert_eq!(vm.space.translate(Pfn::new(1030).base(), &Mem(&vm.world)).expect("mapped").level, Level::MEGA);
+    while !vm.collect() {}
+    assert!(vm.pending.contains(&1030) && vm.pending.contains(&1535));
+    vm.space.destroy(&mut Harts { world: &vm.world, late: None }).release(
+        u32::MAX,
+        &vm.frames,
+        &Mem(&vm.world),
+        |_| {},
+    );
+}

@@ -230,10 +230,12 @@ fn info(g: &Gnomon, vm: &Vm) -> VmInfo {
 }
 
 fn state(g: &Gnomon, vm: &Vm) -> VmState {
+    let is_given_away = vm.savings.lock().is_given_away;
     let arrives = vm.config.incoming && vm.memory.lock().is_some();
     let phase = vm.phase.lock();
     match &*phase {
         Phase::Running => match g.vms.tenant(vm, |tenant| tenant.paused.is_some()) {
+            Some(true) if is_given_away => VmState::GivenAway,
             Some(true) => VmState::Paused,
             _ => VmState::Running,
         },

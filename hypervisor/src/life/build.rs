@@ -205,7 +205,7 @@ fn build_memory<E: Env>(g: &Gnomon, vm: &Vm, lists: &mut Vec<Lists>, env: &mut E
             false => Superpages::Never,
         },
         images: translation.images(config, &g.offer),
-        ad: translation.ad(&g.offer, set),
+        ad: translation.ad(config, &g.offer, set),
         residence: if config.wired { Residence::Wired } else { Residence::Pageable },
     };
     let mut mem = env.mem();

@@ -307,6 +307,7 @@ pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
     let is_frozen = {
         let mut savings = vm.savings.lock();
         savings.now = None;
+        savings.is_given_away = false;
         vm.is_frozen.swap(false, Ordering::SeqCst)
     };
     if is_frozen {

@@ -122,10 +122,10 @@ impl Translation {
 
     /// Returns the way in which Gnomon learns which memory a VM uses.
     #[must_use]
-    pub fn ad(self, offer: &Offer, set: &Tunables) -> Ad {
+    pub fn ad(self, config: &VmConfig, offer: &Offer, set: &Tunables) -> Ad {
         match self {
-            // What its hart does not walk it sets no bits in.
-            TwoStage if set.is_on(Id::HardwareAd) && offer.two_stage_svadu => Ad::Hardware,
+            // What its hart does not walk it sets no bits in: the tables of a hypervisor's guests are others.
+            TwoStage if set.is_on(Id::HardwareAd) && offer.two_stage_svadu && !config.nested => Ad::Hardware,
             _ if set.is_on(Id::FaultD) => Ad::Faults,
             _ => Ad::AsNeeded,
         }

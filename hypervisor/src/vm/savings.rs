@@ -9,6 +9,8 @@ pub struct Savings {
     pub(crate) last: u32,
     /// The one that is being taken.
     pub(crate) now: Option<Saving>,
+    /// Set while the VM is another machine's, as far as is known here: until it is resumed or ends.
+    pub(crate) is_given_away: bool,
     /// The part of its state that has come from another machine ([`crate::life::snapshot`]).
     pub(crate) arrived: Vec<u8>,
 }

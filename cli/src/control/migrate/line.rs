@@ -12,7 +12,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ pub enum MigrateError {
     },
     /// The place to wait at cannot be used.
     #[error("cannot wait for a VM at {address}: {source}")]
-    #[diagnostic(help("name a socket that does not exist yet (unix:PATH), or a free port (tcp:HOST:PORT)"))]
+    #[diagnostic(help("name a file that does not exist yet (unix:PATH), or a free port (tcp:HOST:PORT)"))]
     NoPlace {
         /// The place.
         address: Address,
@@ -185,30 +185,6 @@ impl Line {
         stream.map(Self::of).map_err(|source| MigrateError::Unreachable { address: address.clone(), source })
     }
 
-    /// Waits for a sender. A socket of this machine is the user's alone, and is removed then.
-    ///
-    /// # Errors
-    /// [`MigrateError::NoPlace`].
-    pub fn at(address: &Address) -> Result<Self, MigrateError> {
-        let stream: io::Result<Box<dyn Stream>> = match address {
-            Address::Unix(path) => {
-                // Only the user may connect from the first moment on.
-                let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-                let listener = UnixListener::bind(path);
-                rustix::process::umask(before);
-                listener.and_then(|listener| {
-                    let accepted = listener.accept();
-                    let _ = std::fs::remove_file(path);
-                    accepted.map(|(stream, _)| Box::new(stream) as _)
-                })
-            }
-            Address::Tcp(host) => {
-                TcpListener::bind(host).and_then(|listener| listener.accept()).map(|(stream, _)| Box::new(stream) as _)
-            }
-        };
-        stream.map(Self::of).map_err(|source| MigrateError::NoPlace { address: address.clone(), source })
-    }
-
     pub(super) fn put<T: Serialize>(&mut self, message: &T) -> Result<(), MigrateError> {
         self.stream.set_patience(PATIENCE).map_err(MigrateError::Broken)?;
         self.stream.write_all(&encode(0, message)).map_err(MigrateError::Broken)
@@ -250,4 +226,55 @@ impl Line {
             _ => Err(MigrateError::Nonsense("a reply is none that can come now")),
         }
     }
+}
+
+/// A place at which a sender is awaited. A socket of this machine is the user's alone, and goes with this.
+pub(super) enum Place {
+    Unix(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl Place {
+    /// Opens it. A socket at which no process listens any more is replaced.
+    pub(super) fn open(address: &Address) -> Result<Self, MigrateError> {
+        let place = match address {
+            Address::Unix(path) => {
+                let is_left = |why: &io::Error| {
+                    why.kind() == ErrorKind::AddrInUse
+                        && UnixStream::connect(path).is_err_and(|why| why.kind() == ErrorKind::ConnectionRefused)
+                };
+                let bound = match bind(path) {
+                    Err(why) if is_left(&why) => std::fs::remove_file(path).and_then(|()| bind(path)),
+                    bound => bound,
+                };
+                bound.map(|listener| Self::Unix(listener, path.clone()))
+            }
+            Address::Tcp(host) => TcpListener::bind(host).map(Self::Tcp),
+        };
+        place.map_err(|source| MigrateError::NoPlace { address: address.clone(), source })
+    }
+
+    /// Waits for the next one that connects.
+    pub(super) fn accept(&self) -> io::Result<Line> {
+        Ok(Line::of(match self {
+            Self::Unix(listener, _) => Box::new(listener.accept()?.0),
+            Self::Tcp(listener) => Box::new(listener.accept()?.0),
+        }))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A socket to which only the user may connect, from the first moment on.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(before);
+    listener
 }

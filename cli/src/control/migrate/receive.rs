@@ -1,6 +1,6 @@
 //! The side to which a VM comes.
 
-use super::line::{Address, Line, MigrateError, Reply, Sent};
+use super::line::{Address, Line, MigrateError, Place, Reply, Sent};
 use crate::control::ControlError;
 use crate::control::client::Client;
 use crate::control::save::patiently;
@@ -15,7 +15,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
-/// The time limit for the first message, and for each one after it.
+/// The time limit for the first message.
+const HELLO: Duration = Duration::from_secs(10);
+/// The time limit for each one after it.
 const QUIET: Duration = Duration::from_secs(120);
 /// The time limit for the machine to make the VM.
 const MADE: Duration = Duration::from_secs(120);
@@ -36,10 +38,16 @@ impl Incoming {
     /// # Errors
     /// [`MigrateError`].
     pub fn wait(address: &Address) -> Result<Self, MigrateError> {
-        let mut line = Line::at(address)?;
-        let Sent::Hello(state) = line.get(QUIET)? else {
-            return Err(MigrateError::Nonsense("it does not begin with a state"));
+        let place = Place::open(address)?;
+        let broken = |source| MigrateError::NoPlace { address: address.clone(), source };
+        // Whatever else connects is no sender.
+        let (line, state) = loop {
+            let mut line = place.accept().map_err(broken)?;
+            if let Ok(Sent::Hello(state)) = line.get(HELLO) {
+                break (line, state);
+            }
         };
+        drop(place);
         let at = |source| IoError::at("write a file in", std::env::temp_dir())(source);
         let mut file = NamedTempFile::with_prefix("gnomon-incoming-").map_err(at)?;
         let (writer, front) = Writer::begin(&state.0);

@@ -3,8 +3,8 @@
 use super::line::{Line, MigrateError, PATIENCE, Reply, Sent};
 use crate::control::client::Client;
 use crate::control::save::{Held, ask};
-use abi::control::Answer;
 use abi::control::save::{Changed, MOST_PAGES, Pages, Save};
+use abi::control::{Answer, Request};
 use abi::snapshot::State;
 use abi::snapshot::bytes::Bytes;
 use abi::snapshot::file::PAGE;
@@ -102,7 +102,15 @@ pub fn send(
     // From here on it must not go on here by itself.
     ask(sender.client, vm, Save::Give(id))?;
     let told = sender.line.put(&Sent::Commit).and_then(|()| sender.line.expect(&Reply::Started, PATIENCE));
-    told.map_err(|why| MigrateError::Unknown(why.to_string()))?;
+    match told {
+        Ok(()) => {}
+        Err(MigrateError::Refused(why)) => {
+            // It does not run there, for certain.
+            sender.client.tell(&format!("cannot resume VM `{}`", vm.1), &Request::Resume(vm.0))?;
+            return Err(MigrateError::Refused(why));
+        }
+        Err(why) => return Err(MigrateError::Unknown(why.to_string())),
+    }
     let still = stood.elapsed();
     let (sent, used) = (sender.progress.sent, sender.there.count_ones(..) as u64);
     Ok(Moved { sent, used, rounds, still })

@@ -290,6 +290,8 @@ pub enum VmState {
     Running,
     /// The VM is paused.
     Paused,
+    /// The VM is paused, and was given to another machine.
+    GivenAway,
     /// The VM is being stopped.
     Ending,
     /// The VM was destroyed.
@@ -306,6 +308,7 @@ impl VmState {
             Self::Arriving => "arriving",
             Self::Running => "running",
             Self::Paused => "paused",
+            Self::GivenAway => "given away",
             Self::Ending => "ending",
             Self::Ended => "ended",
         }

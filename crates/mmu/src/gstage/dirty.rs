@@ -123,7 +123,7 @@ impl<In: Space> AddressSpace<In> {
         };
         // A leaf of the VM's own may map the end of an image, and what is behind it.
         let next = if is_marked { behind } else { Pfn::new(next_of(behind, region)) };
-        Dirt { change, first: page, next, is_marked }
+        Dirt { change, first: if is_marked { start } else { page }, next, is_marked }
     }
 
     /// Takes the mark of a change from the entry at `page`, so that the next store shows. The change is in force once the result is fenced, and
@@ -189,7 +189,7 @@ impl<In: Space> AddressSpace<In> {
             && let Ok(table) = frames.alloc(self.owner, Use::Table, 0)
         {
             stale = stale.join(match slot.level {
-                Level::MEGA => self.split_mega(gpa, (&slot, &leaf), table, mem),
+                Level::MEGA => self.split_mega(gpa, (&slot, &self.part_of(&leaf)), table, mem),
                 _ => self.break_giga_into(gpa.pfn(), table, mem),
             });
             let Some(below) = self.slot(gpa, mem) else { unreachable!("it was found before") };
@@ -198,6 +198,15 @@ impl<In: Space> AddressSpace<In> {
         }
         self.dirty_whole(gpa, (&slot, &leaf), mem);
         Resolved::Mapped { hpa: arrival(&leaf, slot.level, gpa), how: How::Spurious, stale, publish: None }
+    }
+
+    /// The leaf whose parts are to be written in its place. The hardware may set D in it until it is exchanged: so its parts have D.
+    pub(super) const fn part_of(&self, leaf: &Leaf<Hpa>) -> Leaf<Hpa> {
+        let mut part = *leaf;
+        if matches!(self.policy.ad, Ad::Hardware) && leaf.flags.contains(PteFlags::W) {
+            part.flags = part.flags.union(PteFlags::D);
+        }
+        part
     }
 
     fn split_mega(

@@ -74,6 +74,7 @@ impl<In: Space> AddressSpace<In> {
             _ => None,
         });
         let Some((at, leaf)) = found else { panic!("{page:?} is in no leaf of 1 GiB") };
+        let leaf = self.part_of(&leaf);
         for index in 0..MEGAS {
             let mega = Entry::Leaf(Leaf { pfn: leaf.pfn.add(index * Level::MEGA.pages()), ..leaf }).encode();
             table::write_unlinked(split.first().at(8 * index), mega, mem);

@@ -87,7 +87,7 @@ impl<In: Space> AddressSpace<In> {
             (Level::PAGE, _) => slot.at.pfn(),
             (Level::MEGA, Entry::Leaf(leaf)) if leaf.flags.contains(OWNED) => {
                 let split = frames.alloc(self.owner, Use::Table, 0).ok()?;
-                Self::write_split(&split, &leaf, mem, |_| None);
+                Self::write_split(&split, &self.part_of(&leaf), mem, |_| None);
                 let (_, debt) = edit::exchange(slot.at, Entry::Table(split.first()).encode(), mem);
                 stale.owe(debt, around(chunk.base(), Level::MEGA));
                 self.counters.splits += 1;

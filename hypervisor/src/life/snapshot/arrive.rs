@@ -78,10 +78,12 @@ fn zero<E: Env>(g: &Gnomon, vm: &Vm, (from, end): (u64, u64), env: &mut E) -> Do
         };
         page = match next {
             Some(next) => next,
-            None => {
-                vm.write(g, page.base(), &[0; PAGE_BYTES as usize], &mut Ready::Never, env)?;
-                page.add(1)
-            }
+            None => match vm.write(g, page.base(), &[0; PAGE_BYTES as usize], &mut Ready::Never, env) {
+                Ok(()) => page.add(1),
+                // The pages before it are done.
+                Err(why) if why.is_for_now() && page.raw() > base.raw() + from => break,
+                Err(why) => return Err(why.into()),
+            },
         };
     }
     Ok(Pages { next: page.min(end).raw() - base.raw(), first: Vec::new(), bytes: Bytes::default() })
@@ -100,7 +102,8 @@ fn keep(vm: &Vm, from: u32, bytes: &[u8]) -> Done<()> {
 
 /// Returns the state that has arrived, if the VM can go on from it here.
 fn state<E: Env>(g: &Gnomon, vm: &Vm, env: &E) -> Done<State> {
-    let checked = check_state(&vm.savings.lock().arrived, &vm.config, &g.offer);
+    let arrived = vm.savings.lock().arrived.clone();
+    let checked = check_state(&arrived, &vm.config, &g.offer);
     let state = checked.map_err(|why| Undone::Refused(Answer::Refused(why)))?;
     if g.offer.shows_host_time() && env.now() < state.told.time {
         return refuse("its clock is ahead of this machine's, which its guest would read: its first state is too old");

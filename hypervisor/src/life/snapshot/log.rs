@@ -23,30 +23,32 @@ const RUNS: &str = "its harts set A and D in its tables without telling Gnomon: 
 /// Begins or ends the log.
 pub(super) fn switch<E: Env>(g: &Gnomon, vm: &Vm, on: bool, env: &mut E) -> Done<()> {
     let is_unseen = vm.translation.images(&vm.config, &g.offer) == Images::Private;
-    if on && is_unseen {
-        if vm.config.nested {
-            return refuse(UNSEEN);
-        }
-        if !vm.is_frozen.load(SeqCst) {
-            return refuse(RUNS);
-        }
-        // Each vCPU is loaded anew when it goes on.
-        vm.tlb.sets_ad.store(true, SeqCst);
+    if on && is_unseen && vm.config.nested {
+        return refuse(UNSEEN);
     }
-    if !on && vm.tlb.sets_ad.swap(false, SeqCst) && lifecycle::pause(g, vm, env) {
+    if on && is_unseen && !vm.is_frozen.load(SeqCst) {
+        return refuse(RUNS);
+    }
+    {
+        let mut guard = vm.memory.lock();
+        let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };
+        match on {
+            true if memory.space.is_logged() => return refuse("another command moves it"),
+            true => memory.space.begin_log(),
+            false => memory.space.end_log(),
+        }
+    }
+    if on {
+        // Each vCPU is loaded anew when it goes on.
+        vm.tlb.sets_ad.store(is_unseen, SeqCst);
+        return Ok(());
+    }
+    if vm.tlb.sets_ad.swap(false, SeqCst) && lifecycle::pause(g, vm, env) {
         lifecycle::resume(g, vm, env);
     }
-    let mut guard = vm.memory.lock();
-    let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };
-    match on {
-        true => memory.space.begin_log(),
-        false => {
-            memory.space.end_log();
-            // There may be 2 MiB that the log has split.
-            g.promoter.in_vain.store(0, Relaxed);
-            g.promoter.due.store(0, Relaxed);
-        }
-    }
+    // There may be 2 MiB that the log has split.
+    g.promoter.in_vain.store(0, Relaxed);
+    g.promoter.due.store(0, Relaxed);
     Ok(())
 }
 

@@ -45,7 +45,10 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Save, env: &mut E) -> Answe
         Save::Look { from, end } => log::check(vm).and_then(|()| pages(g, vm, (from, end), env)).map(Answer::Pages),
         Save::Fetch(pages) => log::check(vm).and_then(|()| fetch(g, vm, pages, env)).map(Answer::Pages),
         // The command's side keeps it from being ended when the command goes.
-        Save::Give(id) => state(vm, id, u32::MAX).map(|_| Answer::Done),
+        Save::Give(id) => state(vm, id, u32::MAX).map(|_| {
+            vm.savings.lock().is_given_away = true;
+            Answer::Done
+        }),
     })
 }
 
