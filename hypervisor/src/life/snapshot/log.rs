@@ -29,14 +29,13 @@ pub(super) fn switch<E: Env>(g: &Gnomon, vm: &Vm, on: bool, env: &mut E) -> Done
     if on && is_unseen && !vm.is_frozen.load(SeqCst) {
         return refuse(RUNS);
     }
-    {
-        let mut guard = vm.memory.lock();
-        let Some(memory) = guard.as_mut() else { return refuse("it has no memory now") };
-        match on {
-            true if memory.space.is_logged() => return refuse("another command moves it"),
-            true => memory.space.begin_log(),
-            false => memory.space.end_log(),
-        }
+    match (vm.memory.lock().as_mut(), on) {
+        (Some(memory), true) if memory.space.is_logged() => return refuse("another command moves it"),
+        (Some(memory), true) => memory.space.begin_log(),
+        (Some(memory), false) => memory.space.end_log(),
+        (None, true) => return refuse("it has no memory now"),
+        // It starts over, without a log.
+        (None, false) => {}
     }
     if on {
         // Each vCPU is loaded anew when it goes on.
