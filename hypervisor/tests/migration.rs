@@ -268,6 +268,8 @@ fn gnomon_sets_a_and_d_in_place_of_hardware_while_the_log_is_on() {
     w.hart.vsatp = 8 << 60 | ROOT >> 12;
     w.hart.mode = Mode::User;
     w.hart.regs.vstvec = HANDLER;
+    // As when a vCPU of it is loaded.
+    w.hart.sets_ad = true;
     let access = |w: &mut World, pte: u64, cause: u64| {
         write_word(w, ROOT, leaf | pte | 1);
         w.run.context.pc = 0x1000;

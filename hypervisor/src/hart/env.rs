@@ -20,6 +20,9 @@ pub trait Env: Worlds + Programs + Emulation {
     fn hart(&self) -> usize;
     /// Returns the host's `time`.
     fn now(&self) -> u64;
+    /// Returns whether page faults of the loaded guest come to Gnomon so that it sets A and D in place of hardware
+    /// ([`crate::vm::Tlb::sets_ad`], as it was when the vCPU was loaded).
+    fn sets_ad(&self) -> bool;
     /// Returns the guest's privilege when it trapped.
     fn privilege(&self) -> Mode;
     /// Sets the privilege that the guest continues with.

@@ -203,7 +203,7 @@ pub(crate) fn page_fault<E: Env>(g: &Gnomon, run: &mut VcpuRun, exception: Excep
         Exception::StorePage => Access::Store,
         _ => Access::Fetch,
     };
-    if !run.vm.svadu || run.runs_l2() {
+    if !env.sets_ad() || run.runs_l2() {
         return Faulted::Inject(trap);
     }
     let has = |bit| env.status() & bit != 0;

@@ -34,6 +34,9 @@ impl Env for Hart {
     fn trap_regs(&self) -> VsTrapRegs {
         self.regs
     }
+    fn sets_ad(&self) -> bool {
+        self.sets_ad
+    }
     fn status(&self) -> u64 {
         self.regs.vsstatus
     }

@@ -123,6 +123,7 @@ pub struct Hart {
     pub mode: Mode,
     pub regs: VsTrapRegs,
     pub vsatp: u64,
+    pub sets_ad: bool,
     /// The loaded world's `vsie`, and its lines in `hvip`.
     pub vsie: u64,
     pub lines: u64,
@@ -323,6 +324,7 @@ pub fn machine_of((pages, pager): (u64, Pager), vms: Vec<VmConfig>, harts: usize
         mem,
         time: 1000,
         mode: Mode::Supervisor,
+        sets_ad: false,
         regs: VsTrapRegs { vstvec: GUEST_ENTRY + 0x100, ..VsTrapRegs::default() },
         vsatp: 0,
         vsie: 0,

@@ -101,8 +101,8 @@ pub struct GuestHart {
     steers: bool,
     /// Set if breakpoints come to Gnomon: a debugger is attached to the VM.
     breaks: bool,
-    /// Set if page faults of a guest behind a G-stage come to Gnomon, which sets A and D for it.
-    page_faults: bool,
+    /// Set if Gnomon sets A and D for a guest behind a G-stage: its page faults come to Gnomon.
+    sets_ad: bool,
     /// Set if translations by shadow tables are to be forgotten before a guest on such tables is loaded: those that
     /// have the VMID of Bare, and those of the hole.
     owes_fence: [bool; 2],
@@ -156,7 +156,7 @@ impl GuestHart {
             traps_translation: mode == GuestMode::Supervisor,
             steers: false,
             breaks: false,
-            page_faults: false,
+            sets_ad: false,
             henvcfg: wanted,
             has_zba: common.has("zba"),
             emulates_misaligned: emulates_misaligned(seat, common),
@@ -255,7 +255,7 @@ impl GuestHart {
 
     /// Delegates the exceptions that guests take themselves.
     fn delegate(&self) {
-        let comes_here = self.traps_translation && !self.steers || self.page_faults;
+        let comes_here = self.traps_translation && !self.steers || self.sets_ad;
         let guests_own = if comes_here { GUESTS_OWN & !PAGE_FAULTS } else { GUESTS_OWN };
         let guests_own = if self.breaks { guests_own & !Exception::Breakpoint.bit() } else { guests_own };
         let guests_own = if self.emulates_misaligned { guests_own & !MISALIGNED } else { guests_own };
@@ -352,12 +352,17 @@ impl GuestHart {
         }
     }
 
-    /// Sets whether page faults of a guest behind a G-stage come to Gnomon, if that differs from the last guest's.
-    pub fn set_page_faults(&mut self, on: bool) {
-        if on != self.page_faults {
-            self.page_faults = on;
+    /// Sets whether Gnomon sets A and D for a guest behind a G-stage, if that differs from the last guest's.
+    pub fn set_sets_ad(&mut self, on: bool) {
+        if on != self.sets_ad {
+            self.sets_ad = on;
             self.delegate();
         }
+    }
+
+    /// Returns whether Gnomon sets A and D for the loaded guest.
+    pub const fn sets_ad(&self) -> bool {
+        self.sets_ad
     }
 
     /// Sets whether hardware sets A and D for a guest behind a G-stage.

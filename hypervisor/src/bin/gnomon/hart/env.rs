@@ -41,6 +41,10 @@ impl Env for Hart {
         self.guest.trap_regs()
     }
 
+    fn sets_ad(&self) -> bool {
+        self.guest.sets_ad()
+    }
+
     fn status(&self) -> u64 {
         self.guest.guest_status()
     }

@@ -29,7 +29,7 @@ impl Hart {
         }
         self.guest.set_time_zero(vm.time_zero.load(Ordering::Relaxed));
         self.guest.set_breaks(vm.breaks.is_on());
-        self.guest.set_page_faults(vm.svadu && vm.tlb.sets_ad.load(Ordering::SeqCst));
+        self.guest.set_sets_ad(vm.tlb.sets_ad.load(Ordering::SeqCst));
         let loaded = vm.translation.load(self.g, run, self);
         let counters = &run.shared.counters;
         counters.switches.bump();
@@ -85,8 +85,7 @@ impl Hart {
         // What it has left in this TLB it may find again if it did its fences here.
         let acquired = self.tags.views[vm.slot()].vmids.come(id, stays, &mut self.tags.vmids);
         self.guest.set_two_stage(atp::hgatp(format, Vmid(id.id()), table));
-        let sets_ad = vm.svadu && vm.tlb.sets_ad.load(Ordering::SeqCst);
-        self.guest.set_svadu(vm.svadu && !sets_ad);
+        self.guest.set_svadu(vm.svadu && !self.guest.sets_ad());
         if acquired == Acquired::RolledOver {
             fence::gvma_all();
         }
