@@ -24,9 +24,56 @@ pub const HEAD: usize = 7;
 /// Bytes of the answer to a message that reads, in front of what was read.
 pub const READ_HEAD: usize = HEAD + 4;
 /// The types of the messages that read a directory, and a file.
-pub const READS: [u8; 2] = [40, 116];
+pub const READS: [u8; 2] = [kind::READDIR, kind::READ];
+/// The type of the answer that contains an error (`Rlerror`).
+pub const RLERROR: u8 = 7;
 /// The offset of the count in the messages that read: behind a file number and an offset.
 pub const COUNT_AT: usize = HEAD + 12;
+
+/// Types of messages. The type of the answer is one more.
+pub mod kind {
+    #![allow(missing_docs, reason = "the protocol's names, as Linux has them in `include/net/9p/9p.h`")]
+    pub const STATFS: u8 = 8;
+    pub const LOPEN: u8 = 12;
+    pub const LCREATE: u8 = 14;
+    pub const SYMLINK: u8 = 16;
+    pub const MKNOD: u8 = 18;
+    pub const READLINK: u8 = 22;
+    pub const GETATTR: u8 = 24;
+    pub const SETATTR: u8 = 26;
+    pub const XATTRWALK: u8 = 30;
+    pub const XATTRCREATE: u8 = 32;
+    pub const READDIR: u8 = 40;
+    pub const FSYNC: u8 = 50;
+    pub const LOCK: u8 = 52;
+    pub const GETLOCK: u8 = 54;
+    pub const LINK: u8 = 70;
+    pub const MKDIR: u8 = 72;
+    pub const RENAMEAT: u8 = 74;
+    pub const UNLINKAT: u8 = 76;
+    pub const VERSION: u8 = 100;
+    pub const ATTACH: u8 = 104;
+    pub const FLUSH: u8 = 108;
+    pub const WALK: u8 = 110;
+    pub const READ: u8 = 116;
+    pub const WRITE: u8 = 118;
+    pub const CLUNK: u8 = 120;
+    pub const REMOVE: u8 = 122;
+}
+
+/// Bits of `Tsetattr`: the attributes that are set.
+pub mod set {
+    #![allow(missing_docs, reason = "the protocol's names, as Linux has them in `include/net/9p/9p.h`")]
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const CTIME: u32 = 1 << 6;
+    pub const ATIME_SET: u32 = 1 << 7;
+    pub const MTIME_SET: u32 = 1 << 8;
+}
 
 /// The first four bytes of a share's address; the number follows.
 const PREFIX: [u8; 4] = [0x02, b'g', b's', b'h'];

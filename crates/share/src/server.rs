@@ -3,7 +3,7 @@
 use crate::fids::{Fid, Fids, State};
 use crate::files::{self, Descriptors, MOST_ATTRIBUTE, Owner, Time, Times};
 use crate::identity::Numbers;
-use crate::wire::{DIALECT, Fields, HEAD, MOST_MESSAGE, MOST_NAMES, Put, READ_HEAD, RLERROR, kind};
+use crate::wire::{DIALECT, Fields, HEAD, MOST_MESSAGE, MOST_NAMES, Put, READ_HEAD, RLERROR, kind, set};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, SeekFrom, Stat};
 use rustix::io::{self, Errno};
 use std::mem::MaybeUninit;
@@ -29,19 +29,6 @@ const FLAGS: [(u32, OFlags); 5] = [
 ];
 /// The flag of a file that must not be there yet.
 const EXCLUSIVE: u32 = 0o200;
-
-/// Bits of `Tsetattr`.
-mod set {
-    pub(super) const MODE: u32 = 1 << 0;
-    pub(super) const UID: u32 = 1 << 1;
-    pub(super) const GID: u32 = 1 << 2;
-    pub(super) const SIZE: u32 = 1 << 3;
-    pub(super) const ATIME: u32 = 1 << 4;
-    pub(super) const MTIME: u32 = 1 << 5;
-    pub(super) const CTIME: u32 = 1 << 6;
-    pub(super) const ATIME_SET: u32 = 1 << 7;
-    pub(super) const MTIME_SET: u32 = 1 << 8;
-}
 
 /// The server of a share.
 #[derive(Debug)]

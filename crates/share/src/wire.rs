@@ -3,46 +3,13 @@
 //! Names are bytes, as in Linux. (The crate `p9` of crosvm refuses names that are not UTF-8, so one such file would make
 //! its directory unreadable.)
 
-pub use abi::share::{HEAD, MOST_MESSAGE, READ_HEAD};
+pub use abi::share::{HEAD, MOST_MESSAGE, READ_HEAD, RLERROR, kind, set};
 use rustix::io::Errno;
 
 /// Most names in a walk.
 pub const MOST_NAMES: u16 = 16;
 /// The dialect.
 pub const DIALECT: &[u8] = b"9P2000.L";
-/// The type of the answer that contains an error (`Rlerror`).
-pub const RLERROR: u8 = 7;
-
-/// Types of messages. The type of the answer is one more.
-pub mod kind {
-    #![allow(missing_docs, reason = "the protocol's names, as Linux has them in `include/net/9p/9p.h`")]
-    pub const STATFS: u8 = 8;
-    pub const LOPEN: u8 = 12;
-    pub const LCREATE: u8 = 14;
-    pub const SYMLINK: u8 = 16;
-    pub const MKNOD: u8 = 18;
-    pub const READLINK: u8 = 22;
-    pub const GETATTR: u8 = 24;
-    pub const SETATTR: u8 = 26;
-    pub const XATTRWALK: u8 = 30;
-    pub const XATTRCREATE: u8 = 32;
-    pub const READDIR: u8 = 40;
-    pub const FSYNC: u8 = 50;
-    pub const LOCK: u8 = 52;
-    pub const GETLOCK: u8 = 54;
-    pub const LINK: u8 = 70;
-    pub const MKDIR: u8 = 72;
-    pub const RENAMEAT: u8 = 74;
-    pub const UNLINKAT: u8 = 76;
-    pub const VERSION: u8 = 100;
-    pub const ATTACH: u8 = 104;
-    pub const FLUSH: u8 = 108;
-    pub const WALK: u8 = 110;
-    pub const READ: u8 = 116;
-    pub const WRITE: u8 = 118;
-    pub const CLUNK: u8 = 120;
-    pub const REMOVE: u8 = 122;
-}
 
 /// The unread fields of a message.
 #[derive(Clone, Copy, Debug)]

@@ -1,53 +1,13 @@
 //! The format of 9P2000.L: numbers are little-endian, a text is its length (2 bytes) and its bytes.
 
 use crate::errno::{Errno, Result};
+use abi::share::RLERROR;
+pub(super) use abi::share::{HEAD, READ_HEAD, kind, set};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Bytes of the head of a message: length (4), type (1), tag (2).
-pub(super) const HEAD: usize = 7;
-/// Bytes of the answer to a message that reads, in front of what was read.
-pub(super) const READ_HEAD: usize = HEAD + 4;
-/// The type of the answer that contains an error (`Rlerror`).
-const ERROR: u8 = 7;
 /// The greatest number of an error that Linux gives to programs.
 const MOST_ERROR: u32 = 133;
-
-/// Types of messages. The type of the answer is one more.
-pub(super) mod kind {
-    pub const STATFS: u8 = 8;
-    pub const LOPEN: u8 = 12;
-    pub const LCREATE: u8 = 14;
-    pub const SYMLINK: u8 = 16;
-    pub const MKNOD: u8 = 18;
-    pub const READLINK: u8 = 22;
-    pub const GETATTR: u8 = 24;
-    pub const SETATTR: u8 = 26;
-    pub const READDIR: u8 = 40;
-    pub const FSYNC: u8 = 50;
-    pub const LINK: u8 = 70;
-    pub const MKDIR: u8 = 72;
-    pub const RENAMEAT: u8 = 74;
-    pub const UNLINKAT: u8 = 76;
-    pub const VERSION: u8 = 100;
-    pub const ATTACH: u8 = 104;
-    pub const WALK: u8 = 110;
-    pub const READ: u8 = 116;
-    pub const WRITE: u8 = 118;
-    pub const CLUNK: u8 = 120;
-}
-
-/// Bits of `Tsetattr`.
-pub(super) mod set {
-    pub const MODE: u32 = 1 << 0;
-    pub const UID: u32 = 1 << 1;
-    pub const GID: u32 = 1 << 2;
-    pub const SIZE: u32 = 1 << 3;
-    pub const ATIME: u32 = 1 << 4;
-    pub const MTIME: u32 = 1 << 5;
-    pub const ATIME_SET: u32 = 1 << 7;
-    pub const MTIME_SET: u32 = 1 << 8;
-}
 
 /// A message that is built field by field. Its length and tag are set when it is sent.
 #[derive(Debug)]
@@ -169,7 +129,7 @@ pub(super) fn check(answer: &[u8], message: u8, tag: u16) -> Result<()> {
         return Err(Errno::IO);
     }
     match kind {
-        ERROR => Err(error(Fields::of(answer).u32()?)),
+        RLERROR => Err(error(Fields::of(answer).u32()?)),
         kind if kind == message + 1 => Ok(()),
         _ => Err(Errno::IO),
     }
