@@ -209,7 +209,8 @@ impl<In: Space> AddressSpace<In> {
         part
     }
 
-    fn split_mega(
+    /// Replaces a leaf of 2 MiB by a table of equal 4 KiB leaves.
+    pub(super) fn split_mega(
         &mut self,
         gpa: Addr<In>,
         (slot, leaf): (&Slot<Hpa>, &Leaf<Hpa>),

@@ -87,12 +87,10 @@ impl<In: Space> AddressSpace<In> {
             (Level::PAGE, _) => slot.at.pfn(),
             (Level::MEGA, Entry::Leaf(leaf)) if leaf.flags.contains(OWNED) => {
                 let split = frames.alloc(self.owner, Use::Table, 0).ok()?;
-                Self::write_split(&split, &self.part_of(&leaf), mem, |_| None);
-                let (_, debt) = edit::exchange(slot.at, Entry::Table(split.first()).encode(), mem);
-                stale.owe(debt, around(chunk.base(), Level::MEGA));
-                self.counters.splits += 1;
-                self.counters.tables += 1;
-                split.into_entry()
+                let table = split.first();
+                let split = self.split_mega(chunk.base(), (&slot, &self.part_of(&leaf)), split, mem);
+                *stale = core::mem::replace(stale, Stale::none()).join(split);
+                table
             }
             _ => return None,
         };
