@@ -8,7 +8,6 @@
 //! The sender knows by the answer to [`Load::Check`] that nothing is left that could fail here but the line.
 
 use super::check::check_state;
-use super::log;
 use super::put::put;
 use crate::gnomon::Gnomon;
 use crate::hart::env::Env;
@@ -40,11 +39,16 @@ pub(crate) fn ask<E: Env>(g: &Gnomon, vm: &Vm, wish: Load, env: &mut E) -> Answe
     })
 }
 
+/// Returns the GPA of a page, by its number in RAM.
 fn gpa(vm: &Vm, page: u64) -> Done<Addr<Gpa>> {
-    if page >= vm.config.memory_bytes / PAGE_BYTES {
+    if page >= pages(vm) {
         return refuse("it has not so many pages");
     }
     Ok(Addr::new(GUEST_RAM_BASE + page * PAGE_BYTES))
+}
+
+fn pages(vm: &Vm) -> u64 {
+    vm.config.memory_bytes / PAGE_BYTES
 }
 
 fn load<E: Env>(g: &Gnomon, vm: &Vm, pages: &Pages, env: &mut E) -> Done<()> {
@@ -62,8 +66,8 @@ fn load<E: Env>(g: &Gnomon, vm: &Vm, pages: &Pages, env: &mut E) -> Done<()> {
 fn zero<E: Env>(g: &Gnomon, vm: &Vm, (from, end): (u64, u64), env: &mut E) -> Done<Pages> {
     const MOST_STEPS: usize = 64;
     let base = Addr::<Gpa>::new(GUEST_RAM_BASE).pfn();
-    let end = base.add(end.min(log::end(vm).raw() - base.raw()));
-    let mut page = base.add(gpa(vm, from)?.pfn().raw() - base.raw());
+    let (first, end) = (gpa(vm, from)?.pfn(), base.add(end.min(pages(vm))));
+    let mut page = first;
     for _ in 0..MOST_STEPS {
         if page >= end {
             break;
@@ -81,7 +85,7 @@ fn zero<E: Env>(g: &Gnomon, vm: &Vm, (from, end): (u64, u64), env: &mut E) -> Do
             None => match vm.write(g, page.base(), &[0; PAGE_BYTES as usize], &mut Ready::Never, env) {
                 Ok(()) => page.add(1),
                 // The pages before it are done.
-                Err(why) if why.is_for_now() && page.raw() > base.raw() + from => break,
+                Err(why) if why.is_for_now() && page > first => break,
                 Err(why) => return Err(why.into()),
             },
         };

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use mmu::gstage::Images;
-use rv::{Addr, Gpa, PAGE_BYTES, Pfn};
+use rv::{Addr, Gpa, PAGE_BYTES};
 
 const OFF: &str = "its dirty log is not on: it has not begun, or the VM has started over";
 const UNSEEN: &str = "its harts set A and D in its guests' tables without telling Gnomon, because it was promised Svadu behind a \
@@ -77,9 +77,4 @@ pub(super) fn changed<E: Env>(g: &Gnomon, vm: &Vm, (from, is_first): (u64, bool)
     let runs = |runs: Vec<Range<u64>>| runs.iter().map(|run| (number(run.start), run.end - run.start)).collect();
     let next = number(collected.next.raw());
     Ok(Changed { next, changed: runs(collected.changed), zero: runs(collected.zero) })
-}
-
-/// Returns the first page of RAM behind which nothing is.
-pub(super) fn end(vm: &Vm) -> Pfn<Gpa> {
-    Addr::<Gpa>::new(GUEST_RAM_BASE + vm.config.memory_bytes).pfn()
 }
