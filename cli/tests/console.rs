@@ -1,5 +1,6 @@
 //! `gnomon console`: a VM's console on another terminal. The guests are a few instructions each, so that nothing is fetched.
 
+#[expect(dead_code, reason = "not all of it has a use here")]
 mod background;
 #[expect(dead_code, reason = "not all of it has a use here")]
 mod pty;

@@ -85,10 +85,7 @@ impl Scratch {
 
     /// Runs a command that is refused, and checks that its message contains these parts.
     fn refused(&self, line: &str, parts: &[&str]) {
-        let said = self.command(line).code(1);
-        let said = String::from_utf8(said.get_output().stderr.clone()).expect("text");
-        assert!(said.contains("gnomon: remedy: ") && !said.contains('\x1b'), "{said}");
-        parts.iter().for_each(|part| assert!(said.contains(part), "`{line}`: no `{part}` in {said}"));
+        background::refused(self.command(line), line, parts);
     }
 
     fn exits(&self, vm: &str) -> u64 {

@@ -1,5 +1,6 @@
 //! `gnomon gdb`, with a real gdb. The guest is a few instructions, so that nothing is fetched.
 
+#[expect(dead_code, reason = "not all of it has a use here")]
 mod background;
 mod says;
 

@@ -6,7 +6,7 @@ use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
 use crate::control::client::Client;
 use crate::control::kept::Kept;
-use crate::host::tty::{self, RawMode, Screen};
+use crate::host::tty;
 use abi::control::{Request, VmInfo, VmState};
 use clap::Args;
 use std::io::{stderr, stdout};
@@ -50,15 +50,8 @@ impl AttachArgs {
     pub fn run(self) -> miette::Result<u8> {
         let client = Which::of(self.name).client()?;
         let run = client.run().to_owned();
-        let form = if tty::is_interactive() { Form::Terminal } else { Form::Plain };
         let end = {
-            let _raw = match form {
-                Form::Terminal => {
-                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(Screen::SAME));
-                    Some(raw.map_err(ControlError::Terminal)?)
-                }
-                Form::Plain => None,
-            };
+            let (form, _raw) = Form::enter()?;
             Attachment { client, form, typed: typed() }.follow()
         };
         if end? == End::Left {

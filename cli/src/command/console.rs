@@ -1,9 +1,7 @@
 //! `gnomon console`.
 
 use super::control::Whom;
-use crate::control::ControlError;
 use crate::control::attach::{Console, End, Form, typed};
-use crate::host::tty::{self, RawMode, Screen};
 use clap::Args;
 use std::io::{stderr, stdout};
 
@@ -22,16 +20,9 @@ impl ConsoleArgs {
     pub fn run(self) -> miette::Result<u8> {
         let (mut client, vm) = self.whom.find()?;
         let run = client.run().to_owned();
-        let form = if tty::is_interactive() { Form::Terminal } else { Form::Plain };
-        let mut console = Console::new(&mut client, &vm, (form, stdout()), stderr());
         let end = {
-            let _raw = match form {
-                Form::Terminal => {
-                    let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(Screen::SAME));
-                    Some(raw.map_err(ControlError::Terminal)?)
-                }
-                Form::Plain => None,
-            };
+            let (form, _raw) = Form::enter()?;
+            let mut console = Console::new(&mut client, &vm, (form, stdout()), stderr());
             if form == Form::Terminal {
                 console.say(&format!("console of {} in run {run}; Ctrl-A d leaves, Ctrl-A h helps", vm.name));
             }

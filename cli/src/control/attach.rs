@@ -5,7 +5,7 @@
 
 use super::ControlError;
 use super::client::Client;
-use crate::host::tty::{PREFIX, read_input};
+use crate::host::tty::{self, PREFIX, RawMode, Screen, read_input};
 use crate::host::words::shown;
 use abi::control::{MOST_OUTPUT, MOST_TYPED, Output, VmInfo, VmState};
 use std::collections::VecDeque;
@@ -41,6 +41,20 @@ pub enum Form {
     Terminal,
     /// Something else: bytes go through as they are.
     Plain,
+}
+
+impl Form {
+    /// Enters the form that suits this process's input and output; the terminal is raw as long as the second value lives.
+    ///
+    /// # Errors
+    /// [`ControlError::Terminal`].
+    pub fn enter() -> Result<(Self, Option<RawMode>), ControlError> {
+        if !tty::is_interactive() {
+            return Ok((Self::Plain, None));
+        }
+        let raw = tty::restore_at_signals().and_then(|()| RawMode::enter(Screen::SAME));
+        Ok((Self::Terminal, Some(raw.map_err(ControlError::Terminal)?)))
+    }
 }
 
 /// The action of a key.

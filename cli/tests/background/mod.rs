@@ -1,5 +1,6 @@
 //! A run that goes on while commands are given about it.
 
+use assert_cmd::assert::Assert;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -56,4 +57,12 @@ pub fn counter(dir: &Path, vm: &str, name: &str) -> u64 {
     let done = command(dir).args(["stats", "--json", vm]).assert().success();
     let stats: serde_json::Value = serde_json::from_slice(&done.get_output().stdout).expect("JSON");
     stats["vms"][0]["counters"][name].as_u64().expect("a count")
+}
+
+/// Checks that a command, which was `line`, was refused with a message that contains these parts, and a remedy.
+pub fn refused(command: Assert, line: &str, parts: &[&str]) {
+    let said = command.code(1);
+    let said = String::from_utf8(said.get_output().stderr.clone()).expect("text");
+    assert!(said.contains("gnomon: remedy: ") && !said.contains('\x1b'), "{said}");
+    parts.iter().for_each(|part| assert!(said.contains(part), "`{line}`: no `{part}` in {said}"));
 }
