@@ -352,25 +352,6 @@ impl GuestHart {
         }
     }
 
-    /// Sets whether Gnomon sets A and D for a guest behind a G-stage, if that differs from the last guest's.
-    pub fn set_sets_ad(&mut self, on: bool) {
-        if on != self.sets_ad {
-            self.sets_ad = on;
-            self.delegate();
-        }
-    }
-
-    /// Returns whether Gnomon sets A and D for the loaded guest.
-    pub const fn sets_ad(&self) -> bool {
-        self.sets_ad
-    }
-
-    /// Sets whether hardware sets A and D for a guest behind a G-stage.
-    pub fn set_svadu(&mut self, on: bool) {
-        self.nesting.svadu = on;
-        self.set_environment();
-    }
-
     /// Returns the address of the lane's jump table for shadow roots of `format`, whose entries it `syncs` or
     /// invalidates.
     pub fn lane_table(&self, format: &Format, syncs: bool) -> u64 {

@@ -249,6 +249,25 @@ impl GuestHart {
         }
     }
 
+    /// Sets whether Gnomon sets A and D for a guest behind a G-stage, if that differs from the last guest's.
+    pub fn set_sets_ad(&mut self, on: bool) {
+        if on != self.sets_ad {
+            self.sets_ad = on;
+            self.delegate();
+        }
+    }
+
+    /// Returns whether Gnomon sets A and D for the loaded guest.
+    pub const fn sets_ad(&self) -> bool {
+        self.sets_ad
+    }
+
+    /// Sets whether hardware sets A and D for a guest behind a G-stage.
+    pub fn set_svadu(&mut self, on: bool) {
+        self.nesting.svadu = on;
+        self.set_environment();
+    }
+
     /// Writes `henvcfg`; in S mode `menvcfg`.
     pub(super) fn set_environment(&self) {
         let most = self.henvcfg | if self.nesting.svadu { envcfg::ADUE } else { 0 };
