@@ -444,6 +444,9 @@ impl Env for Hart {
     fn now(&self) -> u64 {
         0
     }
+    fn sets_ad(&self) -> bool {
+        false
+    }
     fn privilege(&self) -> Mode {
         Mode::Supervisor
     }
