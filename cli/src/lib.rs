@@ -9,11 +9,12 @@
 //! 4. [`vm`]: a VM: its file, its settings with all defaults, the kernel it boots, its part of a bundle, and snapshots.
 //! 5. [`control`]: the control channel: how other commands find a run and send requests to it.
 //! 6. [`mod@run`]: one run: its preparation, the machine, the consoles, and the report at the end.
-//! 7. [`system`]: Debian systems for VMs to work in, installed by a guest of Gnomon's own.
-//! 8. [`subject`]: what tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
-//! 9. [`mod@bench`]: benchmarks and their reports.
-//! 10. [`testing`]: the tests of `gnomon test`.
-//! 11. [`command`]: the command line.
+//! 7. [`api`]: requests about runs and VMs, one method for each, for commands and for other programs.
+//! 8. [`system`]: Debian systems for VMs to work in, installed by a guest of Gnomon's own.
+//! 9. [`subject`]: what tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
+//! 10. [`mod@bench`]: benchmarks and their reports.
+//! 11. [`testing`]: the tests of `gnomon test`.
+//! 12. [`command`]: the command line.
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vm::file`] and [`vm::spec`] settle what
 //! each VM is, [`guest`] provides the default guest, [`system`] a Debian to work in, [`vm::restore`] VMs that continue from a
@@ -27,6 +28,7 @@
 // `println!` panics where its output is lost.
 #![deny(clippy::print_stdout)]
 
+pub mod api;
 pub mod bench;
 pub mod command;
 pub mod control;

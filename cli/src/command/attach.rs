@@ -60,7 +60,7 @@ impl AttachArgs {
         tty::say(&format!("gnomon: run {run} has ended"));
         // A run on another terminal tells its status there.
         match Kept::find(Some(&run), None) {
-            Ok(kept) => Ok(status_of(&kept, kept.wait()?)),
+            Ok(kept) => Ok(status_of(&kept.name, kept.wait()?)),
             Err(_) => Ok(0),
         }
     }

@@ -1,12 +1,15 @@
 //! `gnomon migrate`.
 
 use super::control::Which;
-use crate::control::migrate::{Address, Line, send};
+use super::script::{STATUS_INPUT, complain_of};
+use crate::api::call::{Command, Method};
+use crate::api::verbs::{self as api, MigrateProgress};
+use crate::control::migrate::Address;
 use crate::host::progress::Step;
 use crate::host::size::{PAGE, Size};
 use crate::host::tty;
-use abi::control::Request;
 use clap::Args;
+use std::cell::OnceCell;
 
 /// Move a VM to another run while it runs: the other side is started first, by gnomon run --incoming ADDRESS (see docs/migration.md).
 #[derive(Debug, Args)]
@@ -22,32 +25,29 @@ pub struct MigrateArgs {
 impl MigrateArgs {
     /// Moves it.
     pub fn run(self) -> miette::Result<u8> {
-        let (mut client, vm) = self.which.find(Some(&self.vm))?;
-        let mut line = Line::to(&self.address)?;
-        let step = Step::spinner(&format!("{} moves to {}", vm.name, self.address));
-        let tell = |now: crate::control::migrate::Progress| {
-            step.note(format!(
-                "round {}, {} sent, {} left",
-                now.round,
-                Size(now.sent * PAGE),
-                Size(now.left as u64 * PAGE)
-            ));
-        };
-        let moved = send(&mut client, (vm.number, &vm.name), &mut line, tell)?;
-        // It runs there: whatever is left of it here ends.
-        let ended =
-            client.tell(&format!("cannot stop VM `{}`, which runs elsewhere now", vm.name), &Request::Stop(vm.number));
+        let step = OnceCell::new();
+        let caller = Command::new(|MigrateProgress { vm, round, sent_bytes, left_bytes }| {
+            let step = step.get_or_init(|| Step::spinner(&format!("{vm} moves to {}", self.address)));
+            if round > 0 {
+                step.note(format!("round {round}, {} sent, {} left", Size(sent_bytes), Size(left_bytes)));
+            }
+            true
+        });
+        let request = api::Migrate { run: self.which.name(), vm: self.vm, address: self.address.to_string() };
+        let moved = request.carry_out(&caller);
+        drop(caller);
         drop(step);
+        let moved = moved?;
         tty::say(&format!(
             "gnomon: {} runs at {} now: {} of memory in {} rounds, {:.2} times what it uses; it stood still for {} ms",
-            vm.name,
+            moved.vm,
             self.address,
-            Size(moved.sent * PAGE),
-            moved.rounds + 1,
-            moved.sent as f64 / moved.used.max(1) as f64,
-            moved.still.as_millis()
+            Size(moved.sent_bytes),
+            moved.rounds,
+            moved.sent_bytes as f64 / moved.used_bytes.max(PAGE) as f64,
+            moved.still_ms
         ));
-        ended?;
-        Ok(0)
+        moved.remains.iter().for_each(complain_of);
+        Ok(if moved.remains.is_some() { STATUS_INPUT } else { 0 })
     }
 }

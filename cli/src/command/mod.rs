@@ -1,5 +1,6 @@
 //! The command line.
 
+mod api;
 mod attach;
 mod background;
 mod bench;
@@ -56,6 +57,8 @@ enum Action {
     Port(port::PortArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
+    Events(api::EventsArgs),
+    Api(api::ApiArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
     /// Becomes QEMU in a sandbox, for the run that has started it.
@@ -91,6 +94,8 @@ impl Action {
             | Self::Rm(_)
             | Self::Top(_)
             | Self::Trace(_)
+            | Self::Events(_)
+            | Self::Api(_)
             | Self::Stats(_)
             | Self::Get(_)
             | Self::Set(_)
@@ -147,6 +152,8 @@ pub fn main() -> ExitCode {
         Action::Port(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
+        Action::Events(args) => args.run(),
+        Action::Api(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
         Action::Confine(args) => Ok(args.run()),

@@ -1,10 +1,9 @@
 //! `gnomon shutdown`, `reboot`, `reset` and `destroy`.
 
 use super::control::Whom;
-use crate::control::power;
-use abi::control::{Power, Request};
+use crate::api::call::call;
+use crate::api::verbs as api;
 use clap::Args;
-use std::time::Duration;
 
 /// Ask the guest of a VM to shut down, and wait until the VM has ended.
 #[derive(Debug, Args)]
@@ -40,36 +39,38 @@ pub struct DestroyArgs {
     whom: Whom,
 }
 
-fn ask(whom: &Whom, wish: Power, seconds: u32) -> miette::Result<u8> {
-    let (mut client, vm) = whom.find()?;
-    power::ask(&mut client, &vm, wish, Duration::from_secs(seconds.into()))?;
-    Ok(0)
-}
-
 impl ShutdownArgs {
     /// Shuts it down.
     pub fn run(self) -> miette::Result<u8> {
-        ask(&self.whom, Power::Off, self.timeout)
+        let (run, vm) = self.whom.names();
+        call(api::Shutdown { run, vm, timeout: self.timeout })?;
+        Ok(0)
     }
 }
 
 impl RebootArgs {
     /// Reboots it.
     pub fn run(self) -> miette::Result<u8> {
-        ask(&self.whom, Power::Restart, self.timeout)
+        let (run, vm) = self.whom.names();
+        call(api::Reboot { run, vm, timeout: self.timeout })?;
+        Ok(0)
     }
 }
 
 impl ResetArgs {
     /// Resets it.
     pub fn run(self) -> miette::Result<u8> {
-        self.whom.tell("reset", |vm| Request::Power(vm, Power::Reset))
+        let (run, vm) = self.whom.names();
+        call(api::Reset { run, vm })?;
+        Ok(0)
     }
 }
 
 impl DestroyArgs {
     /// Ends it.
     pub fn run(self) -> miette::Result<u8> {
-        self.whom.tell("destroy", Request::Stop)
+        let (run, vm) = self.whom.names();
+        call(api::Destroy { run, vm })?;
+        Ok(0)
     }
 }

@@ -1,8 +1,8 @@
 //! `gnomon run`.
 
 use super::background;
-use super::control::no_tunable;
 use super::script::print;
+use crate::api::verbs::no_tunable;
 use crate::control::migrate::{Address, Incoming};
 use crate::host::place::IoError;
 use crate::host::size::Size;

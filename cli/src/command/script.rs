@@ -1,5 +1,6 @@
 //! A command's interface to the `gnomon` script and the shell: required packages, exit status, errors.
 
+use crate::api::failure::Failure;
 use crate::host::place::IoError;
 use crate::host::tty;
 use std::io::{ErrorKind, Write, stdout};
@@ -64,8 +65,13 @@ pub(super) fn printed(written: std::io::Result<()>) -> Result<(), IoError> {
 
 /// Prints an error and its remedy.
 pub(super) fn complain(report: &miette::Report) {
-    tty::say(&format!("gnomon: error: {report}"));
-    if let Some(help) = report.help() {
-        tty::say(&format!("gnomon: remedy: {help}"));
+    complain_of(&report.into());
+}
+
+/// Prints an error and its remedy.
+pub(super) fn complain_of(failure: &Failure) {
+    tty::say(&format!("gnomon: error: {}", failure.message));
+    if let Some(remedy) = &failure.remedy {
+        tty::say(&format!("gnomon: remedy: {remedy}"));
     }
 }

@@ -1,16 +1,14 @@
 //! `gnomon snapshot`.
 
 use super::control::Which;
-use crate::control::save::{self, Held, Unsaved};
-use crate::host::place::IoError;
+use crate::api::call::{Command, Method};
+use crate::api::verbs::{self as api, SnapshotProgress};
 use crate::host::progress::Step;
-use crate::host::size::{PAGE, Size};
+use crate::host::size::Size;
 use crate::host::tty;
-use abi::control::Request;
 use clap::Args;
-use std::io::BufWriter;
+use std::cell::OnceCell;
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// Write a VM's state and memory to a file, from which another run can restore it (gnomon run --restore FILE; see docs/snapshots.md).
 /// The VM is paused meanwhile, and resumed afterwards if it was running.
@@ -31,36 +29,19 @@ pub struct SnapshotArgs {
 impl SnapshotArgs {
     /// Takes it.
     pub fn run(self) -> miette::Result<u8> {
-        // Another command may write that file for the same VM: each has a file of its own until it is complete.
-        let part = save::FILE.begin_private(&self.output)?;
-        let (mut client, vm) = self.which.find(self.vm.as_deref())?;
-        let (started, step) = (Instant::now(), Step::percent(&format!("a snapshot of {}", vm.name)));
-        let mut held = Held::begin(&mut client, (vm.number, &vm.name))?;
-        let written = held.write(BufWriter::with_capacity(1 << 20, part.file()), |percent| step.set(percent));
-        let saved = match written {
-            Ok(saved) => saved,
-            Err(why) => {
-                // The VM resumes in any case.
-                let _ = held.end();
-                return match why {
-                    Unsaved::Control(why) => Err(why.into()),
-                    Unsaved::Io(why) => Err(IoError::at("write", &self.output)(why).into()),
-                };
-            }
-        };
-        // The VM stands still until the file is safe, and ends without having gone on.
-        part.sync()?;
-        if self.stop {
-            part.keep()?;
-            client.tell(&format!("cannot stop VM `{}`", vm.name), &Request::Stop(vm.number))?;
-        } else {
-            held.end()?;
-            part.keep()?;
-        }
+        let step = OnceCell::new();
+        let caller = Command::new(|SnapshotProgress { vm, percent }| {
+            step.get_or_init(|| Step::percent(&format!("a snapshot of {vm}"))).set(percent);
+            true
+        });
+        let request = api::Snapshot { run: self.which.name(), vm: self.vm, output: self.output, stop: self.stop };
+        let taken = request.carry_out(&caller);
+        drop(caller);
         drop(step);
-        let (all, some) = (Size(vm.memory_bytes), Size(saved.pages * PAGE));
-        let (seconds, path) = (started.elapsed().as_secs_f64(), self.output.display());
-        tty::say(&format!("gnomon: {}: {all} of memory, {some} of it not zero, in {seconds:.1} s: {path}", vm.name));
+        let taken = taken?;
+        let (all, some) = (Size(taken.memory_bytes), Size(taken.used_bytes));
+        let (seconds, path) = (taken.seconds, taken.output.display());
+        tty::say(&format!("gnomon: {}: {all} of memory, {some} of it not zero, in {seconds:.1} s: {path}", taken.vm));
         Ok(0)
     }
 }

@@ -1,6 +1,7 @@
 //! Stands between the commands and a run's machine, as a part of `gnomon run`: passes requests on, one after the other, and each
 //! answer back to its command. So any number of commands may send requests at once, and none can block the machine for others.
 
+use super::journal::{Happening, Journal};
 use super::ports::{self, SILENT};
 use super::runs::Claim;
 use abi::control::debug::Debug;
@@ -40,7 +41,7 @@ struct Holds {
     logs: Option<u64>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     link: Mutex<Option<Link>>,
     /// There is a way to the machine.
@@ -52,6 +53,8 @@ struct Shared {
     lost: Mutex<Vec<(String, String)>>,
     /// Ports that programs are connected to.
     ports: Mutex<Vec<PortUse>>,
+    /// Events of the run.
+    journal: Journal,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -73,7 +76,7 @@ impl Bridge {
     /// Like [`Bridge::start`], with another time limit for answers.
     pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
         let claim = Arc::new(claim);
-        let shared = Arc::new(Shared { patience, ..Shared::default() });
+        let shared = Arc::new(Shared::new(claim.journal.clone(), patience));
         let (machine, bridge, own) = (Arc::clone(&shared), Arc::clone(&shared), Arc::downgrade(&claim));
         // Clones, so that the files go when the run does, whatever threads are left.
         if let Ok(listener) = claim.machine.try_clone() {
@@ -135,8 +138,16 @@ impl Bridge {
         let mut all = self.shared.lost.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = (vm.to_owned(), device);
         if !all.contains(&lost) {
+            let (vm, device) = lost.clone();
+            self.shared.journal.note(Happening::DeviceLost { vm, device });
             all.push(lost);
         }
+    }
+
+    /// Returns the journal of the run.
+    #[must_use]
+    pub fn journal(&self) -> &Journal {
+        &self.shared.journal
     }
 
     /// Returns the ports that programs are connected to.
@@ -157,6 +168,19 @@ fn refuse(why: &str) -> Answer {
 }
 
 impl Shared {
+    fn new(journal: Journal, patience: Option<Duration>) -> Self {
+        Self {
+            link: Mutex::default(),
+            is_there: Condvar::default(),
+            clients: AtomicUsize::default(),
+            connections: AtomicU32::default(),
+            lost: Mutex::default(),
+            ports: Mutex::default(),
+            journal,
+            patience,
+        }
+    }
+
     fn port_uses(&self) -> MutexGuard<'_, Vec<PortUse>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -290,7 +314,10 @@ impl Shared {
         let (mut link, _) = link.unwrap_or_else(PoisonError::into_inner);
         let Some(link) = link.as_mut() else { return silent() };
         match link.ask(request, left) {
-            Ok(Some(answer)) => Some(answer),
+            Ok(Some(answer)) => {
+                self.journal.answered(request, &answer);
+                Some(answer)
+            }
             Ok(None) => silent(),
             Err(_) => None,
         }

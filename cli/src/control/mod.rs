@@ -10,7 +10,9 @@ pub mod attach;
 pub mod bridge;
 pub mod client;
 pub mod gdb;
+pub mod journal;
 pub mod kept;
+pub mod logs;
 pub mod migrate;
 mod ports;
 pub mod power;
@@ -22,6 +24,7 @@ pub mod screen;
 #[cfg(test)]
 mod tests;
 pub mod trace;
+pub mod watch;
 
 use crate::host::written::did_you_mean;
 use abi::control::Power;
@@ -164,6 +167,10 @@ pub enum ControlError {
         /// True if its guest listens.
         has_asked: bool,
     },
+    /// The program that asked does not wait any more.
+    #[error("{0} was cancelled")]
+    #[diagnostic(help("gnomon ps shows the state that the VM is in"))]
+    Cancelled(String),
     /// The run has ended.
     #[error("run `{0}` has ended")]
     #[diagnostic(help("gnomon ps lists the active runs"))]

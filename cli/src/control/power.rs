@@ -12,17 +12,24 @@ const SOON: Duration = Duration::from_millis(500);
 /// The time between two looks at the VM.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Asks the guest of a VM to shut down, or to reboot, and waits for that. Without a limit it is asked once, and not waited for.
+/// Asks the guest of a VM to shut down, or to reboot, and waits for that. Without a limit it is asked once, and not waited for. The wait
+/// ends early if `is_cancelled` returns true.
 ///
 /// # Errors
-/// [`ControlError::Stays`] if nothing has happened when the time is over, or others.
-pub fn ask(client: &mut Client, vm: &VmInfo, wish: Power, limit: Duration) -> Result<(), ControlError> {
+/// [`ControlError::Stays`] if nothing has happened when the time is over, [`ControlError::Cancelled`], or others.
+pub fn ask(
+    client: &mut Client,
+    vm: &VmInfo,
+    (wish, limit): (Power, Duration),
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<(), ControlError> {
     let start = Instant::now();
     let what = match wish {
         Power::Restart => format!("cannot reboot VM `{}`", vm.name),
         _ => format!("cannot shut down VM `{}`", vm.name),
     };
     let is_over = |client: &mut Client| has_happened(client, vm, wish);
+    let verb = if wish == Power::Restart { "reboot" } else { "shutdown" };
     let mut has_asked = false;
     loop {
         let listens = match client.ask(&what, &Request::Power(vm.number, wish)) {
@@ -42,9 +49,13 @@ pub fn ask(client: &mut Client, vm: &VmInfo, wish: Power, limit: Duration) -> Re
             if is_over(client)? {
                 return Ok(());
             }
-            if start.elapsed() >= limit {
+            let is_given_up = is_cancelled();
+            if is_given_up || start.elapsed() >= limit {
                 if wish == Power::Restart {
                     client.tell(&what, &Request::Power(vm.number, Power::Stay))?;
+                }
+                if is_given_up {
+                    return Err(ControlError::Cancelled(format!("{verb} of VM `{}`", vm.name)));
                 }
                 return Err(ControlError::Stays { vm: vm.name.clone(), wish, limit, has_asked });
             }

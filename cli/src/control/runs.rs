@@ -1,5 +1,6 @@
 //! The directory of runs' sockets: private to the user, with a socket for each active run.
 
+use super::journal::Journal;
 use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::place::identity;
 use crate::host::words::is_name_char;
@@ -18,6 +19,8 @@ const SOCKET: &str = "sock";
 const MACHINE: &str = "machine";
 /// The directory with those of its VMs' ports: one for each VM that has any.
 const PORTS: &str = "ports";
+/// The journal of its events.
+const EVENTS: &str = "events";
 
 /// The directory.
 #[derive(Clone, Debug)]
@@ -34,7 +37,11 @@ pub struct Claim {
     pub machine: UnixListener,
     /// The sockets of the VMs' ports.
     pub ports: Vec<PortSocket>,
+    /// The journal of the run.
+    pub journal: Journal,
     paths: [PathBuf; 2],
+    /// The file of the journal.
+    events: PathBuf,
     /// The directory with the ports' sockets.
     dir: PathBuf,
 }
@@ -62,6 +69,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        // Before the socket, while no other run can have the name.
+        let _ = fs::remove_file(&self.events);
         for path in &self.paths {
             // Gone already, or the next command removes it.
             let _ = fs::remove_file(path);
@@ -159,9 +168,11 @@ impl Runs {
         if paths.iter().any(|path| path.as_os_str().len() > MOST_PATH) {
             return Err(place(&self.0, format!("the path of a socket in it would be over {MOST_PATH} bytes long")));
         }
+        let events = self.journal_path(&name);
+        let journal = Journal::begin(&name, events.clone()).map_err(|why| place(&events, why))?;
         let (commands, machine) = (bind(&paths[0])?, bind(&paths[1])?);
         let dir = self.file(&name, PORTS);
-        Ok(Claim { name, commands, machine, ports: Vec::new(), paths, dir })
+        Ok(Claim { name, commands, machine, ports: Vec::new(), journal, paths, events, dir })
     }
 
     /// Makes the sockets of VMs' ports: those of each VM by its name, in the order of their numbers.
@@ -185,6 +196,29 @@ impl Runs {
             }
         }
         Ok(())
+    }
+
+    /// Returns the path of a run's journal.
+    #[must_use]
+    pub(super) fn journal_path(&self, run: &str) -> PathBuf {
+        self.file(run, EVENTS)
+    }
+
+    /// The names of the runs that have a journal, in the order of the alphabet: active ones, and those that were killed and whose files
+    /// were not removed yet. Does not connect to any.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub(super) fn journals(&self) -> Result<Vec<String>, ControlError> {
+        let entries = fs::read_dir(&self.0).map_err(|why| place(&self.0, why))?;
+        let mut names = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let is_journal = path.extension().and_then(OsStr::to_str) == Some(EVENTS);
+            let name = path.file_stem().and_then(OsStr::to_str).filter(|name| is_journal && is_name(name));
+            names.extend(name.map(String::from));
+        }
+        names.sort_unstable();
+        Ok(names)
     }
 
     /// Returns the path of a port's socket.
@@ -239,7 +273,7 @@ impl Runs {
                     Err(why) if why.kind() == ErrorKind::NotFound => {}
                     _ => running.push(name),
                 },
-                Some(MACHINE) => machines.push((name, path)),
+                Some(MACHINE | EVENTS) => machines.push((name, path)),
                 Some(PORTS) => ports.push((name, path)),
                 _ => {}
             }

@@ -15,6 +15,7 @@ mod waiting;
 use crate::control::ControlError;
 use crate::control::bridge::Bridge;
 use crate::control::client::Client;
+use crate::control::journal::Happening;
 use crate::control::migrate::Incoming;
 use crate::control::runs::{Claim, Runs};
 use crate::host::tty;
@@ -58,6 +59,7 @@ fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette:
     };
     match claim {
         Ok(claim) => {
+            claim.journal.started(&prepared.vms);
             machine.control = Some(claim.machine_path().to_owned());
             Ok(Some(Bridge::start(claim)))
         }
@@ -150,6 +152,7 @@ pub fn run(
     let vms = prepared.vms.iter().map(String::as_str).zip(prepared.after.iter().copied());
     let watch = is_watched.then(|| PanicWatch::new(vms));
     let mut view = Show::new(prepared.console, demux, watch, show.is_verbose);
+    let journal = bridge.as_ref().map(Bridge::journal);
     let started = Instant::now();
     let deadline = show.timeout.and_then(|timeout| started.checked_add(timeout));
     let outcome = machine.run(deadline, |piece| {
@@ -160,9 +163,21 @@ pub fn run(
             let _ = begin.send(());
         }
         if let Piece::Trouble(trouble) = piece {
-            trouble::lines(prepared, trouble).iter().for_each(|line| view.say(line));
+            for line in trouble::lines(prepared, trouble) {
+                view.say(&line);
+                if let Some(journal) = journal {
+                    journal.message(&line);
+                }
+            }
             if let (Some(bridge), Some((vm, device))) = (&bridge, trouble::lost(prepared, trouble)) {
                 bridge.lost(vm, device);
+            }
+        }
+        if let Some(journal) = journal {
+            match piece {
+                Piece::Record(Record::Boot(_)) => journal.note(Happening::RunBooted),
+                Piece::Record(Record::VmEnd(end)) => journal.vm_ended(end, report::status_of(end)),
+                _ => {}
             }
         }
         if let Some(recorder) = &mut recorder {
@@ -188,6 +203,10 @@ pub fn run(
     }
     if let Some(recorder) = &recorder {
         recorder.ended(end.status);
+    }
+    if let Some(journal) = journal {
+        end.lines.iter().for_each(|line| journal.message(&format!("gnomon: {line}")));
+        journal.ended(end.status);
     }
     if let Some(path) = &show.stats {
         end.write_stats(path, prepared, &outcome)?;

@@ -3,7 +3,7 @@
 use super::background::Background;
 use super::console::whose;
 use super::prepare::Prepared;
-use super::report::STATUS_VM;
+use super::report::status_of;
 use crate::control::ControlError;
 use crate::control::kept::{Kept, Life, Log};
 use crate::machine::stream::Parts;
@@ -71,8 +71,7 @@ impl Recorder {
 
     /// Notes the end of a VM.
     pub fn vm_ended(&self, end: &VmEnd) {
-        let status = if end.reason.is_wanted() { 0 } else { STATUS_VM };
-        self.kept.end_vm(&end.vm, status);
+        self.kept.end_vm(&end.vm, status_of(end));
     }
 
     /// Notes the end of the run.

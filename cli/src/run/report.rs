@@ -19,6 +19,11 @@ pub const STATUS_VM: u8 = 3;
 /// Gnomon or QEMU failed.
 pub const STATUS_GNOMON: u8 = 4;
 
+/// The exit status of a run with one VM that has ended in that way.
+pub(super) const fn status_of(end: &VmEnd) -> u8 {
+    if end.reason.is_wanted() { 0 } else { STATUS_VM }
+}
+
 /// The end of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunEnd {
