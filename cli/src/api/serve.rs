@@ -48,7 +48,7 @@ struct Pending {
 #[derive(Debug)]
 struct Client {
     output: Mutex<File>,
-    /// The same, for looks at its other end while another thread writes.
+    /// Another descriptor of the output, for looks at its other end while a thread writes.
     other_end: OwnedFd,
     /// The client does not read any more.
     is_closed: AtomicBool,

@@ -307,8 +307,8 @@ impl RunArgs {
                 "a VM that comes from another run comes by the control channel"
             ));
         }
-        tty::say(&format!("gnomon: waiting for a VM at {address}"));
-        let incoming = Incoming::wait(&address)?;
+        let listening = || tty::say(&format!("gnomon: waiting for a VM at {address}"));
+        let incoming = Incoming::wait(&address, listening)?;
         self.restore = Some(incoming.path().to_owned());
         let shared = Arc::new(Mutex::new(Some(incoming)));
         let result = self.run_here(background, Some(Arc::clone(&shared)));

@@ -128,7 +128,7 @@ pub enum Happening {
     },
     /// The run has ended.
     RunEnded {
-        /// Its exit status; null if it was killed, or failed before it could say.
+        /// The exit status; null if it was killed, or failed before it could say.
         status: Option<u8>,
     },
     /// Events of the run are missing here, because they are too old or could not be written.
@@ -150,7 +150,7 @@ pub enum Cause {
     SystemFailure,
     /// Gnomon stopped it.
     Killed,
-    /// It could not be started.
+    /// The VM could not be started.
     NotStarted,
 }
 

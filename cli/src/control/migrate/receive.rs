@@ -37,8 +37,9 @@ impl Incoming {
     ///
     /// # Errors
     /// [`MigrateError`].
-    pub fn wait(address: &Address) -> Result<Self, MigrateError> {
+    pub fn wait(address: &Address, listening: impl FnOnce()) -> Result<Self, MigrateError> {
         let place = Place::open(address)?;
+        listening();
         let broken = |source| MigrateError::NoPlace { address: address.clone(), source };
         // Whatever else connects is no sender.
         let (line, state) = loop {
