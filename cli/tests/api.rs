@@ -5,8 +5,9 @@
 mod background;
 mod says;
 
+use gnomon::api::limits::MOST_LINE;
 use gnomon::api::methods::{Call, NAMES, schema};
-use gnomon::api::wire::{MOST_LINE, parse};
+use gnomon::api::wire::parse;
 use rustix::process::{Pid, Signal, kill_process};
 use says::says;
 use serde_json::{Value, json};

@@ -63,6 +63,7 @@ macro_rules! targets {
 
 targets! {
     answers: "answers",
+    api: "api",
     bundle: "bundle",
     exits: "exits",
     frames: "frames",

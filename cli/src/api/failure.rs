@@ -1,5 +1,6 @@
 //! Errors as programs get them: a code, a message, a remedy.
 
+use super::limits::{MOST_CLIENTS, MOST_LINE, MOST_LONG};
 use crate::control::ControlError;
 use crate::control::migrate::MigrateError;
 use crate::host::output::OutputError;
@@ -73,7 +74,7 @@ pub enum ApiError {
     #[diagnostic(help(r#"send one JSON object in a line: {{"id": 1, "method": "ps", "params": {{}}}}"#))]
     BadRequest(String),
     /// The line is too long.
-    #[error("this line is longer than {most} bytes", most = super::wire::MOST_LINE)]
+    #[error("this line is longer than {most} bytes", most = MOST_LINE)]
     #[diagnostic(help("split the request"))]
     TooLong,
     /// No method has that name.
@@ -105,11 +106,11 @@ pub enum ApiError {
     #[diagnostic(help("it was answered already, or never sent by this client"))]
     NotPending,
     /// Too many clients.
-    #[error("{most} clients are connected", most = super::serve::MOST_CLIENTS)]
+    #[error("{most} clients are connected", most = MOST_CLIENTS)]
     #[diagnostic(help("close another client, or start another gnomon api"))]
     Busy,
     /// Too many long requests.
-    #[error("{most} requests of this client wait for VMs", most = super::serve::MOST_LONG)]
+    #[error("{most} requests of this client wait for VMs", most = MOST_LONG)]
     #[diagnostic(help("cancel one of them, or connect once more"))]
     TooMany,
     /// A run has ended before its VMs were started.

@@ -8,10 +8,11 @@
 //!
 //! - [`call`]: the form of a method. [`verbs`]: the methods.
 //! - [`methods`]: the table of all methods, by name, and the schema.
-//! - [`wire`]: lines. [`serve`]: clients. [`failure`]: errors.
+//! - [`wire`]: lines. [`serve`]: clients. [`failure`]: errors. [`limits`]: limits of clients.
 
 pub mod call;
 pub mod failure;
+pub mod limits;
 pub mod methods;
 pub mod serve;
 pub mod start;

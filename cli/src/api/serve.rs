@@ -11,6 +11,7 @@
 
 use super::call::Caller;
 use super::failure::{ApiError, Code, Failure};
+use super::limits::{MOST_CLIENTS, MOST_LONG, MOST_PENDING};
 use super::methods::Call;
 use super::wire::{Greeting, Id, Line, Lines, parse};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,13 +30,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
-
-/// The most clients of a socket at a time.
-pub const MOST_CLIENTS: usize = 32;
-/// The most requests of a client at a time.
-pub const MOST_PENDING: usize = 64;
-/// The most of those that may take as long as a VM lives. The rest is for others.
-pub const MOST_LONG: usize = 48;
 
 /// A request that is not answered yet.
 #[derive(Debug)]

@@ -1,14 +1,13 @@
 //! The lines of the API: requests, and what is sent to the client.
 
 use super::failure::{ApiError, Failure};
+use super::limits::MOST_LINE;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The version of the API. A later one has a higher number if it changes or removes something that this one has.
 pub const VERSION: u32 = 1;
-/// The longest line of a request, in bytes, without its end.
-pub const MOST_LINE: usize = 64 << 10;
 
 /// The name of a request, by which its client knows the reply.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize, JsonSchema)]

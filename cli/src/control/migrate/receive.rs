@@ -33,7 +33,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Waits at that place until a VM comes, and takes its description.
+    /// Waits at that place until a VM comes, and takes its description. Calls `listening` when the other side can connect.
     ///
     /// # Errors
     /// [`MigrateError`].
