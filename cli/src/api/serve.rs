@@ -14,6 +14,7 @@ use super::failure::{ApiError, Code, Failure};
 use super::limits::{MOST_CLIENTS, MOST_LONG, MOST_PENDING};
 use super::methods::Call;
 use super::wire::{Greeting, Id, Line, Lines, parse};
+use crate::host::place::IoError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use serde_json::Value;
@@ -46,6 +47,8 @@ struct Client {
     other_end: OwnedFd,
     /// The client does not read any more.
     is_closed: AtomicBool,
+    /// The reason for that.
+    error: Mutex<Option<std::io::Error>>,
     requests: Mutex<Requests>,
     /// A request was answered.
     answered: Condvar,
@@ -78,6 +81,7 @@ impl Client {
             other_end: output.try_clone()?,
             output: Mutex::new(output.into()),
             is_closed: AtomicBool::new(false),
+            error: Mutex::default(),
             requests: Mutex::default(),
             answered: Condvar::new(),
         })
@@ -94,10 +98,14 @@ impl Client {
 
     fn write(&self, mut output: MutexGuard<'_, File>, line: &Line) -> bool {
         // A line after one that was torn would be read as its end.
-        let is_closed = self.is_closed.load(Ordering::Relaxed);
-        let is_written = !is_closed && output.write_all(&line.bytes()).is_ok();
-        if !is_written {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let written = output.write_all(&line.bytes());
+        let is_written = written.is_ok();
+        if let Err(why) = written {
             self.is_closed.store(true, Ordering::Relaxed);
+            *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
         }
         is_written
     }
@@ -235,12 +243,16 @@ impl Caller<Value> for Work {
 /// Serves the client at standard input and output, until its input has ended and all of its requests are answered.
 ///
 /// # Errors
-/// If standard output cannot be used.
+/// If standard output cannot be used. A reader that has closed the pipe is not an error.
 pub fn serve_input() -> miette::Result<()> {
-    let use_output = crate::host::place::IoError::at("use", "/dev/stdout");
-    let output = std::io::stdout().as_fd().try_clone_to_owned().and_then(Client::new).map_err(use_output)?;
-    Arc::new(output).serve(std::io::stdin().lock());
-    Ok(())
+    let output = std::io::stdout().as_fd().try_clone_to_owned().and_then(Client::new);
+    let client = Arc::new(output.map_err(IoError::at("use", "/dev/stdout"))?);
+    client.serve(std::io::stdin().lock());
+    let error = client.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match error {
+        Some(why) if why.kind() != ErrorKind::BrokenPipe => Err(IoError::at("write", "/dev/stdout")(why).into()),
+        _ => Ok(()),
+    }
 }
 
 /// A listening socket of this process, as a file. It is removed when this is dropped, unless it is another one by then.
@@ -264,6 +276,7 @@ fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ApiError> {
     let failed = |why: std::io::Error| {
         let why = match why.kind() {
             ErrorKind::AddrInUse => "a file of that name exists".into(),
+            ErrorKind::InvalidInput => "a socket's path has at most 107 bytes".into(),
             _ => why.to_string(),
         };
         ApiError::Listen { path: path.into(), why }

@@ -35,7 +35,6 @@ impl MigrateArgs {
         });
         let request = api::Migrate { run: self.which.name(), vm: self.vm, address: self.address.to_string() };
         let moved = request.carry_out(&caller);
-        drop(caller);
         drop(step);
         let moved = moved?;
         tty::say(&format!(

@@ -36,7 +36,6 @@ impl SnapshotArgs {
         });
         let request = api::Snapshot { run: self.which.name(), vm: self.vm, output: self.output, stop: self.stop };
         let taken = request.carry_out(&caller);
-        drop(caller);
         drop(step);
         let taken = taken?;
         let (all, some) = (Size(taken.memory_bytes), Size(taken.used_bytes));
