@@ -305,6 +305,7 @@ fn the_session_of_the_page_is_answered_as_written() {
         }
     }
     client.finish();
+    scratch.command("wait --run there").success();
     scratch.command("ps").success();
     let left: Vec<_> = fs::read_dir(scratch.path("gnomon")).expect("it is there").flatten().collect();
     assert_eq!(left.len(), 1, "the lock only: {left:?}");
