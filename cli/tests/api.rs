@@ -23,7 +23,8 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The first run of all may build the hypervisor.
+const PATIENCE: Duration = Duration::from_secs(240);
 const PAGE: &str = include_str!("../../docs/api.md");
 
 /// The code of a guest that waits for ever without work.
@@ -240,7 +241,8 @@ fn fits(example: &Value, value: &Value, field: &str) -> bool {
         }
         (Value::String(example), Value::String(value)) => {
             let is_free = ["message", "remedy", "gnomon", "value", "mode"].contains(&field)
-                || field == "text" && value.contains(example.trim_end());
+                // A guest may have printed less, or more.
+                || field == "text" && value.starts_with(example.lines().next().unwrap_or_default());
             is_free || example == value
         }
         (Value::Number(_), Value::Number(_)) => true,

@@ -28,17 +28,22 @@ pub fn ask(
         Power::Restart => format!("cannot reboot VM `{}`", vm.name),
         _ => format!("cannot shut down VM `{}`", vm.name),
     };
-    let is_over = |client: &mut Client| has_happened(client, vm, wish);
+    // A reboot is compared with the life in which the guest was asked: an earlier reset is none.
+    let mut life = vm.clone();
+    let mut is_over = |client: &mut Client, has_asked| has_happened(client, &mut life, wish, has_asked);
     let verb = if wish == Power::Restart { "reboot" } else { "shutdown" };
     let mut has_asked = false;
     loop {
+        if !has_asked && wish == Power::Restart {
+            is_over(client, false)?;
+        }
         let listens = match client.ask(&what, &Request::Power(vm.number, wish)) {
             Ok(Answer::Done) => true,
             Ok(Answer::Later) => false,
             Ok(_) => return Err(client.nonsense()),
             // Its end may come between two requests, and before the first one as well.
             Err(ControlError::Gone(_)) if has_asked => return Ok(()),
-            Err(why) => return if has_asked && is_over(client)? { Ok(()) } else { Err(why) },
+            Err(why) => return if has_asked && is_over(client, has_asked)? { Ok(()) } else { Err(why) },
         };
         has_asked |= listens;
         if listens && limit.is_zero() {
@@ -46,7 +51,7 @@ pub fn ask(
         }
         let again = Instant::now() + if listens { AGAIN } else { SOON };
         loop {
-            if is_over(client)? {
+            if is_over(client, has_asked)? {
                 return Ok(());
             }
             let is_given_up = is_cancelled();
@@ -67,18 +72,23 @@ pub fn ask(
     }
 }
 
-/// Returns whether the VM has ended, or its next life has begun. If the run has ended, all its VMs have.
-fn has_happened(client: &mut Client, vm: &VmInfo, wish: Power) -> Result<bool, ControlError> {
+/// Returns whether the VM has ended, or the life after `life` has begun. Before a guest was asked to reboot, `life` becomes the present one.
+/// If the run has ended, all its VMs have.
+fn has_happened(client: &mut Client, life: &mut VmInfo, wish: Power, has_asked: bool) -> Result<bool, ControlError> {
     let vms = match client.vms() {
         Ok(vms) => vms.vms,
         Err(ControlError::Gone(_)) => return Ok(true),
         Err(why) => return Err(why),
     };
-    Ok(match vms.iter().find(|other| other.number == vm.number) {
+    Ok(match vms.into_iter().find(|other| other.number == life.number) {
         None => true,
-        Some(now) => match wish {
-            Power::Restart => now.since != vm.since || now.state == VmState::Starting && vm.state != VmState::Starting,
-            _ => now.state == VmState::Ended,
-        },
+        Some(now) if wish == Power::Restart && has_asked => {
+            now.since != life.since || now.state == VmState::Starting && life.state != VmState::Starting
+        }
+        Some(now) if wish == Power::Restart => {
+            *life = now;
+            false
+        }
+        Some(now) => now.state == VmState::Ended,
     })
 }
