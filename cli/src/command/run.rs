@@ -337,7 +337,6 @@ impl RunArgs {
             is_unconfined: self.no_sandbox,
             background,
         };
-        let is_incoming = incoming.is_some();
         let mut spec = self.into_spec()?;
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
@@ -348,7 +347,10 @@ impl RunArgs {
         show.stats.as_deref().map_or(Ok(()), |path| run::STATS.check(path))?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
-        spec.is_incoming = is_incoming;
+        spec.incoming = incoming.as_ref().and_then(|arrival| {
+            let arrival = arrival.lock().unwrap_or_else(PoisonError::into_inner);
+            arrival.as_ref().map(|incoming| incoming.disks().to_vec())
+        });
         let prepared = run::prepare(&spec, None)?;
         tty::say(&prepared.versions.to_string());
         provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
@@ -442,7 +444,7 @@ impl RunArgs {
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
             terminal: TerminalSize::of_output().filter(|_| self.exec.is_none()),
-            is_incoming: false,
+            incoming: None,
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
             meter,
