@@ -238,8 +238,13 @@ impl Shared {
             return Some(Answer::Refused(format!("{why}: the VM may run there")));
         }
         let answer = self.pass_on(request)?;
-        if let (Request::Save(vm, Save::Give(_)), Answer::Done) = (request, &answer) {
-            files(*vm).for_each(|lock| lock.release());
+        match (request, &answer) {
+            (Request::Save(vm, Save::Give(_)), Answer::Done) => files(*vm).for_each(|lock| lock.release()),
+            // The VM goes on where it was, which does not wait for the end of this run.
+            (Request::Load(vm, Load::Start), Answer::Refused(why)) if why != SILENT => {
+                files(*vm).for_each(|lock| lock.release());
+            }
+            _ => {}
         }
         Some(answer)
     }

@@ -2,9 +2,8 @@
 
 use super::error::DiskError;
 use super::node::Use;
-use super::provide::open;
 use rustix::fs::{FlockOperation, flock, fstatfs};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
@@ -90,4 +89,13 @@ impl Lock {
             Ok(()) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Opens a file as it will be used.
+pub(super) fn open(file: &Path, use_: Use) -> Result<File, DiskError> {
+    let unusable = |source| DiskError::Unusable { file: file.into(), source };
+    if !std::fs::metadata(file).map_err(unusable)?.is_file() {
+        return Err(DiskError::NoFile(file.into()));
+    }
+    OpenOptions::new().read(true).write(use_ == Use::Write).open(file).map_err(unusable)
 }

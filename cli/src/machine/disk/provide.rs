@@ -1,7 +1,7 @@
 //! Provides the files of disks: checks them, makes them, and keeps other runs from them.
 
 use super::error::{Beside, DiskError};
-use super::lock::Lock;
+use super::lock::{Lock, open};
 use super::node::{Disk, PLACES, Snapshot, Use};
 use super::qcow2;
 use super::spec::{DiskSpec, Format};
@@ -159,15 +159,6 @@ impl DiskSpec {
             }
         }
     }
-}
-
-/// Opens a file as it will be used.
-pub(super) fn open(file: &Path, use_: Use) -> Result<File, DiskError> {
-    let unusable = |source| DiskError::Unusable { file: file.into(), source };
-    if !std::fs::metadata(file).map_err(unusable)?.is_file() {
-        return Err(DiskError::NoFile(file.into()));
-    }
-    OpenOptions::new().read(true).write(use_ == Use::Write).open(file).map_err(unusable)
 }
 
 /// The path by which QEMU opens a file, whatever the name looks like.
