@@ -15,7 +15,7 @@ use crate::machine::share::ShareSpec;
 use crate::machine::swap::SwapSpec;
 use crate::run::{self, Arrival, Reach, RunSpec, ShowSpec};
 use crate::system;
-use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Cpu, Initrd, Kernel, VmFile};
 use crate::vm::mode;
 use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
@@ -95,6 +95,10 @@ pub struct RunArgs {
     /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and switches of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
+    /// The extensions that guests are told of: all that the mode and the harts offer, or those that every mode offers, so that guests can be
+    /// restored in any mode and moved to it (see docs/snapshots.md)
+    #[arg(long, value_name = "host|portable")]
+    cpu: Option<Cpu>,
     /// Tell guests of Svvptc where the mode offers it; without it they can be restored in any mode (see
     /// docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
@@ -412,6 +416,7 @@ impl RunArgs {
             reserve: None,
             wired: None,
             gigapages: None,
+            cpu: self.cpu,
             svvptc: self.svvptc.map(|switch| switch == Switch::On),
             svadu: self.svadu.map(|switch| switch == Switch::On),
             nested: self.nested.then_some(true),
