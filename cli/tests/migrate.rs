@@ -123,6 +123,13 @@ fn work_that_is_begun_here_is_done_there_without_a_stop() {
         fails(&gnomon(&["migrate", "linux", &place]), 1, message);
         drop(refuses);
     }
+    // Where it can go, it is told so before.
+    let place = address("dry");
+    let dry = Run::start(dir, options.iter().chain(&[place.as_str()]).chain(&disk), ("", 0));
+    await_file(&at("dry"));
+    let said = gnomon(&["migrate", "--dry-run", "linux", &place]).success();
+    assert!(String::from_utf8_lossy(&said.get_output().stderr).contains("linux can go to unix:"));
+    drop(dry);
     let place = address("there");
     let there = Run::start(dir, options.iter().chain(&[place.as_str()]).chain(&disk), ("", 0));
     await_file(&at("there"));
