@@ -189,7 +189,7 @@ impl From<&Report> for Failure {
             match why {
                 MigrateError::Control(why) => code(why),
                 MigrateError::Io(_) | MigrateError::NoPlace { .. } => Code::Io,
-                MigrateError::Disk(_) => Code::Refused,
+                MigrateError::Disk { .. } => Code::Refused,
                 _ => Code::Migration,
             }
         } else if report.downcast_ref::<IoError>().is_some() || report.downcast_ref::<OutputError>().is_some() {

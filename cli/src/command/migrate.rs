@@ -2,7 +2,7 @@
 
 use super::control::Which;
 use super::script::{STATUS_INPUT, complain_of};
-use crate::api::call::{Command, Method};
+use crate::api::call::{Command, Method, call};
 use crate::api::verbs::{self as api, MigrateProgress};
 use crate::control::migrate::Address;
 use crate::host::progress::Step;
@@ -20,11 +20,22 @@ pub struct MigrateArgs {
     vm: String,
     /// The place at which the other side waits: unix:PATH or tcp:HOST:PORT
     address: Address,
+    /// Say whether the VM can go there, and move nothing. The other side ends
+    #[arg(long)]
+    dry_run: bool,
 }
 
 impl MigrateArgs {
     /// Moves it.
     pub fn run(self) -> miette::Result<u8> {
+        if self.dry_run {
+            let step = Step::spinner(&format!("waiting for a machine at {}", self.address));
+            let (run, address) = (self.which.name(), self.address.to_string());
+            let checked = call(api::CheckMigration { run, vm: self.vm, address });
+            drop(step);
+            tty::say(&format!("gnomon: {} can go to {}", checked?.vm, self.address));
+            return Ok(0);
+        }
         let step = OnceCell::new();
         let caller = Command::new(|MigrateProgress { vm, round, sent_bytes, left_bytes }| {
             let step = step.get_or_init(|| Step::spinner(&format!("{vm} moves to {}", self.address)));

@@ -418,7 +418,7 @@ mod tests {
             resident_bytes: 0,
             since,
         };
-        Vms { now: 0, timebase: 1, vms: vec![vm], lost: Vec::new(), ports: Vec::new() }
+        Vms { now: 0, timebase: 1, vms: vec![vm], lost: Vec::new(), ports: Vec::new(), disks: Vec::new() }
     }
 
     fn names(events: Vec<Happening>) -> Vec<String> {

@@ -55,8 +55,8 @@ pub struct RunSpec {
     pub console: ConsoleMode,
     /// The size of the terminal that shells run on, if it is one.
     pub terminal: Option<TerminalSize>,
-    /// True if the VM comes from another run: its snapshot only describes it.
-    pub is_incoming: bool,
+    /// The device and inode of each file of a disk that the VM writes to, if it arrives from another run. Its snapshot only describes it.
+    pub incoming: Option<Vec<(u64, u64)>>,
 }
 
 /// The settings by which a run is shown and reached.
@@ -110,7 +110,7 @@ impl RunSpec {
             qemu_args: Vec::new(),
             console: ConsoleMode::Lines,
             terminal: None,
-            is_incoming: false,
+            incoming: None,
         }
     }
 

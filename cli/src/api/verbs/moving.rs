@@ -1,6 +1,7 @@
 //! Snapshots and migrations.
 
-use crate::api::call::{Caller, Method};
+use super::vm::Target;
+use crate::api::call::{Caller, Method, Never};
 use crate::api::failure::{ApiError, Failure};
 use crate::control::client::Client;
 use crate::control::migrate::{self, Address, Line, send};
@@ -152,6 +153,36 @@ pub struct Migrated {
     pub remains: Option<Failure>,
 }
 
+/// Checks whether a VM can move to the run that waits at a place. Nothing moves, and the other side ends. Cannot be cancelled.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckMigration {
+    /// The run; optional if there is only one, or only one has that VM.
+    pub run: Option<String>,
+    /// The VM.
+    pub vm: String,
+    /// The place at which the other side waits: `unix:PATH` or `tcp:HOST:PORT`.
+    pub address: String,
+}
+
+impl Method for CheckMigration {
+    const NAME: &'static str = "check-migration";
+    const IS_LONG: bool = true;
+    type Reply = Target;
+    type Notice = Never;
+
+    fn carry_out(self, _: &dyn Caller<Never>) -> miette::Result<Target> {
+        let address = address(Self::NAME, &self.address)?;
+        let (mut client, vm) = Client::reach(self.run.as_deref(), Some(&self.vm))?;
+        migrate::check(&mut client, (vm.number, &vm.name), &mut Line::to(&address)?)?;
+        Ok(Target { run: client.run().into(), vm: vm.name })
+    }
+}
+
+fn address(method: &'static str, text: &str) -> Result<Address, ApiError> {
+    text.parse().map_err(|why| ApiError::BadParams { method, why: format!("address: {why}") })
+}
+
 impl Method for Migrate {
     const NAME: &'static str = "migrate";
     const IS_LONG: bool = true;
@@ -159,10 +190,7 @@ impl Method for Migrate {
     type Notice = MigrateProgress;
 
     fn carry_out(self, caller: &dyn Caller<MigrateProgress>) -> miette::Result<Migrated> {
-        let address: Address = self
-            .address
-            .parse()
-            .map_err(|why| ApiError::BadParams { method: Self::NAME, why: format!("address: {why}") })?;
+        let address = address(Self::NAME, &self.address)?;
         let (mut client, vm) = Client::reach(self.run.as_deref(), Some(&self.vm))?;
         let mut line = Line::to(&address)?;
         let tell = |round, sent: u64, left: u64| {
