@@ -72,6 +72,14 @@ pub fn encode_as<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8
 /// # Errors
 /// [`Bad`], except [`Bad::TooLong`].
 pub fn decode<'a, T: Deserialize<'a>>(frame: &'a mut [u8]) -> Result<(u32, T), Bad> {
+    decode_as(super::VERSION, frame)
+}
+
+/// Like [`decode`], for a receiver of that version.
+///
+/// # Errors
+/// [`Bad`], except [`Bad::TooLong`].
+pub fn decode_as<'a, T: Deserialize<'a>>(wanted: u16, frame: &'a mut [u8]) -> Result<(u32, T), Bad> {
     let length = cobs::decode_in_place(frame).map_err(|_| Bad::Garbled)?;
     let plain: &'a [u8] = frame.get(..length).ok_or(Bad::Garbled)?;
     let (rest, sum) = plain.split_last_chunk::<TRAILER>().ok_or(Bad::Garbled)?;
@@ -81,7 +89,7 @@ pub fn decode<'a, T: Deserialize<'a>>(frame: &'a mut [u8]) -> Result<(u32, T), B
     let (version, rest) = rest.split_first_chunk().ok_or(Bad::Garbled)?;
     let (number, message) = rest.split_first_chunk().ok_or(Bad::Garbled)?;
     let (version, number) = (u16::from_le_bytes(*version), u32::from_le_bytes(*number));
-    if version != super::VERSION {
+    if version != wanted {
         return Err(Bad::Version { number, version });
     }
     match postcard::take_from_bytes(message) {
