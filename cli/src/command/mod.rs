@@ -5,6 +5,7 @@ mod background;
 mod bench;
 mod console;
 mod control;
+mod cp;
 mod exec;
 mod gdb;
 mod migrate;
@@ -12,6 +13,7 @@ mod port;
 mod power;
 mod run;
 mod script;
+mod shell;
 mod snapshot;
 mod test;
 mod watch;
@@ -54,6 +56,8 @@ enum Action {
     Migrate(migrate::MigrateArgs),
     Console(console::ConsoleArgs),
     Port(port::PortArgs),
+    Shell(shell::ShellArgs),
+    Cp(cp::CpArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Bench(bench::BenchArgs),
@@ -104,6 +108,8 @@ impl Action {
             | Self::Migrate(_)
             | Self::Console(_)
             | Self::Port(_)
+            | Self::Shell(_)
+            | Self::Cp(_)
             | Self::Gdb(_)
             | Self::Confine(_)
             | Self::EndGroup(_)
@@ -145,6 +151,8 @@ pub fn main() -> ExitCode {
         Action::Migrate(args) => args.run(),
         Action::Console(args) => args.run(),
         Action::Port(args) => args.run(),
+        Action::Shell(args) => args.run(),
+        Action::Cp(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Bench(args) => args.run(),

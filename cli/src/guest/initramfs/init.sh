@@ -6,6 +6,8 @@ console
 network /etc/resolv.conf
 shares /mnt
 ports
+# Before the shell, which has the terminal.
+[ ! -e /bin/gnomon-agent ] || gnomon-agent &
 cd /root
 if [ -e /dev/input/event0 ]; then
     # A power key. Its first event, of 24 bytes, is that it goes down.
