@@ -61,7 +61,8 @@ pub fn groups(group: &[u8], user: &User) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    const PASSWD: &[u8] = b"broken\nroot:x:0:0:root:/root:/bin/bash\ngnomon:x:1000:1001:,,,:/home/gnomon:\nodd:x:a:0::/:/x\n";
+    const PASSWD: &[u8] =
+        b"broken\nroot:x:0:0:root:/root:/bin/bash\ngnomon:x:1000:1001:,,,:/home/gnomon:\nodd:x:a:0::/:/x\n";
 
     #[test]
     fn users_are_found() {

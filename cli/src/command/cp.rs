@@ -162,9 +162,10 @@ fn check(vm: &str, done: Outcome, said: &Said) -> miette::Result<()> {
             Err(miette::miette!(help = HELP, "VM `{vm}`: the copy failed with status {status}"))
         }
         End::Exited(_) => Err(miette::miette!(help = HELP, "VM `{vm}`: {said}")),
-        End::Killed(_) | End::Lost => {
-            Err(miette::miette!(help = "try again, as long as the VM is running", "VM `{vm}`: the copy was interrupted"))
-        }
+        End::Killed(_) | End::Lost => Err(miette::miette!(
+            help = "try again, as long as the VM is running",
+            "VM `{vm}`: the copy was interrupted"
+        )),
     }
 }
 
@@ -173,7 +174,9 @@ impl CpArgs {
     pub fn run(self) -> miette::Result<u8> {
         match (Place::of(&self.source), Place::of(&self.target)) {
             (Place::Guest { vm, path }, to @ (Place::Here(_) | Place::Stream)) => self.fetch(vm.as_deref(), &path, &to),
-            (from @ (Place::Here(_) | Place::Stream), Place::Guest { vm, path }) => self.send(&from, vm.as_deref(), &path),
+            (from @ (Place::Here(_) | Place::Stream), Place::Guest { vm, path }) => {
+                self.send(&from, vm.as_deref(), &path)
+            }
             (Place::Guest { .. }, Place::Guest { .. }) => Err(miette::miette!(
                 help = "copy to this host first, or join two of them: gnomon cp a:FILE - | gnomon cp - b:FILE",
                 "gnomon cp copies between this host and one VM"
@@ -214,7 +217,9 @@ impl CpArgs {
             (Ok(left_out), _) => left_out,
             // The guest says more.
             (Err(UnpackError::Archive(_)), End::Exited(1..)) if !said.text().is_empty() => Vec::new(),
-            (Err(why), _) => Err(miette::miette!(help = "choose another target, or make room", "{}", shown(&why.to_string())))?,
+            (Err(why), _) => {
+                Err(miette::miette!(help = "choose another target, or make room", "{}", shown(&why.to_string())))?
+            }
         };
         check(&vm, done, &said)?;
         if let Some(first) = left_out.first() {

@@ -231,8 +231,13 @@ pub enum ControlError {
         limit: Duration,
     },
     /// The VM's agent is of another version.
-    #[error("the agent in VM `{vm}` speaks version {theirs} of its protocol, this command version {}", abi::agent::VERSION)]
-    #[diagnostic(help("start the VM over, so that it gets this version: gnomon reboot {vm}; or use the `gnomon` that it was started with"))]
+    #[error(
+        "the agent in VM `{vm}` speaks version {theirs} of its protocol, this command version {}",
+        abi::agent::VERSION
+    )]
+    #[diagnostic(help(
+        "start the VM over, so that it gets this version: gnomon reboot {vm}; or use the `gnomon` that it was started with"
+    ))]
     AgentVersion {
         /// The VM.
         vm: String,
@@ -241,7 +246,9 @@ pub enum ControlError {
     },
     /// The agent cannot start the program.
     #[error("VM `{vm}` cannot run it: {why}")]
-    #[diagnostic(help("gnomon shell {vm} gives a shell, if that works; gnomon console {vm} shows what its system says"))]
+    #[diagnostic(help(
+        "gnomon shell {vm} gives a shell, if that works; gnomon console {vm} shows what its system says"
+    ))]
     Unstarted {
         /// The VM.
         vm: String,

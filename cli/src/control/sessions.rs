@@ -14,7 +14,8 @@ use super::ports;
 use abi::agent::{self, Ask, MOST_FRAME, MOST_SESSIONS, Open, Tell, WINDOW};
 use abi::control::Answer;
 use abi::control::frame::{Bad, Reader};
-use abi::control::port::Wish;
+use abi::control::port::{Heard, Wish};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -145,7 +146,19 @@ impl Sessions {
         thread::spawn(move || {
             // The one before may still deliver its last bytes.
             let _turn = port.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            ports::serve(other, (port.next_connection)(), &*port.ask);
+            let was_open = Cell::new(false);
+            ports::serve(other, (port.next_connection)(), &|wish| {
+                let answer = (port.ask)(wish);
+                // An agent that has ended takes its programs with it, and says nothing.
+                match answer {
+                    Some(Answer::Heard(Heard { is_open: false, .. })) if was_open.get() => None,
+                    Some(Answer::Heard(Heard { is_open: true, .. })) => {
+                        was_open.set(true);
+                        answer
+                    }
+                    answer => answer,
+                }
+            });
         });
         thread::spawn(move || {
             all.read_link(reader, hello);

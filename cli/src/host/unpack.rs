@@ -185,10 +185,8 @@ fn copy_exactly(
 
 /// Returns the parts of a name of the archive. Those of `.` are none.
 fn parts(name: &[u8]) -> Result<Vec<OsString>, UnpackError> {
-    let unfit = || UnpackError::Unfit {
-        name: String::from_utf8_lossy(name).into(),
-        why: "would be outside of the target",
-    };
+    let unfit =
+        || UnpackError::Unfit { name: String::from_utf8_lossy(name).into(), why: "would be outside of the target" };
     let all = Path::new(OsStr::from_bytes(name)).components().filter_map(|part| match part {
         Component::CurDir => None,
         Component::Normal(name) => Some(Ok(name.to_owned())),
@@ -311,3 +309,5 @@ pub fn unpack(archive: impl Read, target: &Path, wanted: Wanted) -> Result<Vec<S
     Ok(left_out)
 }
 
+#[cfg(test)]
+mod tests;

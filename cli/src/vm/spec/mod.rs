@@ -12,7 +12,9 @@ use crate::machine::share::ShareSpec;
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
 use abi::agent;
-use abi::bundle::{L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_PORTS, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
+use abi::bundle::{
+    L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_PORTS, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes,
+};
 use abi::vmspace::Way;
 pub use error::SpecError;
 use std::path::PathBuf;

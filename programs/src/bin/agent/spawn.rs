@@ -67,7 +67,8 @@ impl Program {
             variables.push(variable);
         };
         set([b"PATH=", PATH].concat());
-        for (name, value) in [("HOME=", &user.home), ("USER=", &user.name), ("LOGNAME=", &user.name), ("SHELL=", &user.shell)]
+        for (name, value) in
+            [("HOME=", &user.home), ("USER=", &user.name), ("LOGNAME=", &user.name), ("SHELL=", &user.shell)]
         {
             set([name.as_bytes(), value].concat());
         }
