@@ -1,6 +1,7 @@
 //! One program for all targets: `GNOMON_FUZZ` names the one that the fuzzer's inputs go to.
 #![no_main]
 
+mod agent;
 mod control;
 mod exits;
 #[path = "../../hypervisor/tests/fake/mod.rs"]
@@ -20,8 +21,10 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 15] = [
+const TARGETS: [(&str, Target); 17] = [
+    ("agent", agent::agent),
     ("answers", control::answers),
+    ("archive", agent::archive),
     ("bundle", files::bundle),
     ("exits", exits::exits),
     ("frames", frames::frames),

@@ -62,7 +62,9 @@ macro_rules! targets {
 }
 
 targets! {
+    agent: "agent",
     answers: "answers",
+    archive: "archive",
     bundle: "bundle",
     exits: "exits",
     frames: "frames",

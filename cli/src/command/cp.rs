@@ -41,7 +41,7 @@ pub struct CpArgs {
     /// Copy directories with all that is in them
     #[arg(short, long)]
     recursive: bool,
-    /// What to copy
+    /// The file or directory to copy
     source: OsString,
     /// The copy, or a directory for it
     target: OsString,

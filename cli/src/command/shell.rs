@@ -50,13 +50,13 @@ pub struct ShellArgs {
     words: Vec<OsString>,
 }
 
-/// How the agent is reached, and by which user its program runs.
+/// The way to the agent, and the user of its program.
 #[derive(Debug, Args)]
 pub struct How {
     /// The user in the guest
     #[arg(long, value_name = "NAME", default_value = "root")]
     user: String,
-    /// How long to wait for the guest's agent, such as while it boots
+    /// The time to wait for the guest's agent, such as while it boots
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 }

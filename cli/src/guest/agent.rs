@@ -17,11 +17,11 @@ pub const UNIT: &str = include_str!("initramfs/agent.service");
 /// The reason why there is no agent.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum AgentError {
-    /// It cannot be built.
+    /// The agent cannot be built.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Build(#[from] BuildError),
-    /// It cannot be read.
+    /// The agent cannot be read.
     #[error(transparent)]
     #[diagnostic(transparent)]
     Io(#[from] IoError),

@@ -208,12 +208,12 @@ fn long_name(from: &mut dyn Read) -> Result<Vec<u8>, UnpackError> {
     Ok(name)
 }
 
-/// What an archive is to have.
+/// The wanted content of an archive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     /// One file, of any name.
     File,
-    /// That, or a directory, which is called `.`, and all that is in it.
+    /// One file of any name, or a directory, which is called `.`, and all that is in it.
     Tree,
 }
 

@@ -96,7 +96,7 @@ pub enum Ask {
     Input(Bytes),
     /// Its input has ended.
     EndInput,
-    /// So many bytes of an output stream were passed on.
+    /// A number of bytes of an output stream that were passed on.
     Room(Stream, u32),
     /// No one reads that output stream any more.
     Close(Stream),
@@ -111,7 +111,7 @@ pub enum Ask {
 /// The end of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
-    /// It has exited with a status.
+    /// The program has exited with a status.
     Exited(u8),
     /// A signal has killed it.
     Killed(u8),
@@ -128,7 +128,7 @@ pub enum Tell {
     Refused(String),
     /// Bytes of an output stream.
     Output(Stream, Bytes),
-    /// So many bytes of input were passed on.
+    /// A number of bytes of input that were passed on.
     Room(u32),
     /// The program has ended, and all its output was sent.
     Ended(End),

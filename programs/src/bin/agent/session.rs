@@ -44,7 +44,7 @@ pub struct Session {
     has_ended_input: bool,
     outputs: Vec<Output>,
     end: Option<End>,
-    /// When a program on a terminal has ended: the time up to which its output is awaited.
+    /// The time up to which output of a terminal is awaited whose program has ended.
     drains_until: Option<u64>,
     /// Set if the command has gone: the time at which the program is killed.
     hung_up: Option<u64>,

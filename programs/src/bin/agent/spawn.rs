@@ -12,7 +12,7 @@ use programs::users::{self, User};
 
 /// Most bytes of a file of users.
 const MOST_USERS: usize = 256 << 10;
-/// Where programs are searched.
+/// The directories in which programs are searched.
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Statuses of programs that cannot be started, as in shells.
 const CANNOT: usize = 126;
