@@ -123,7 +123,7 @@ impl Session {
         let mut buffer = [0; 16 << 10];
         loop {
             let mut rest = self.rest.as_slice();
-            while let Some(frame) = self.reader.next(&mut rest) {
+            if let Some(frame) = self.reader.next(&mut rest) {
                 let told = frame.and_then(|mut frame| agent::decode::<Tell>(&mut frame));
                 match told {
                     Ok((_, tell)) => {

@@ -180,7 +180,7 @@ pub struct PollFd {
 /// Waits for events, for so many milliseconds at most if given.
 pub fn poll(all: &mut [PollFd], timeout: Option<u64>) {
     let time = timeout.map(|ms| [ms / 1000, ms % 1000 * 1_000_000]);
-    let time = time.as_ref().map_or(0, |time| address(time));
+    let time = time.as_ref().map_or(0, address);
     if sys(number::PPOLL, [address_mut(all), all.len(), time, 0, 0, 0]).is_err() {
         all.iter_mut().for_each(|polled| polled.revents = 0);
     }
