@@ -361,7 +361,7 @@ fn answer(line: &mut UnixStream, number: u32) -> Answer {
         let mut bytes = &buffer[..count];
         while let Some(frame) = reader.next(&mut bytes) {
             // An answer may be cut off, because it was not read.
-            match frame.and_then(|mut frame| decode(&mut frame)) {
+            match frame.and_then(|frame| decode(&frame)) {
                 Ok((found, answer)) if found == number => return answer,
                 _ => {}
             }

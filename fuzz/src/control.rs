@@ -20,9 +20,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Pieces that come, and what is sent.
+/// Pieces that come, and what is sent; and the piece that is being read.
 #[derive(Clone, Default)]
-struct Wire(Arc<Mutex<Both>>);
+struct Wire(Arc<Mutex<Both>>, Vec<u8>);
 
 /// The most rounds of a repeated step.
 const MOST_ROUNDS: usize = 16;
@@ -32,13 +32,19 @@ type Both = (VecDeque<Vec<u8>>, Vec<u8>);
 impl Line for Wire {
     fn acknowledge(&mut self) {}
 
-    fn receive(&mut self, into: &mut Vec<u8>) -> bool {
-        let piece = self.0.lock().expect("one thread").0.pop_front();
-        piece.map(|piece| into.extend(piece)).is_some()
+    fn piece(&mut self) -> Option<&[u8]> {
+        if self.1.is_empty() {
+            self.1 = self.0.lock().expect("one thread").0.pop_front()?;
+        }
+        Some(&self.1)
+    }
+
+    fn release(&mut self) {
+        self.1.clear();
     }
 
     fn has_more(&mut self) -> bool {
-        !self.0.lock().expect("one thread").0.is_empty()
+        !self.1.is_empty() || !self.0.lock().expect("one thread").0.is_empty()
     }
 
     fn send(&mut self, frame: Vec<u8>) {
@@ -190,7 +196,7 @@ fn speak(u: &mut Unstructured<'_>, g: &mut Gnomon, hart: &mut Hart) {
     let sent = std::mem::take(&mut wire.0.lock().expect("one thread").1);
     let (mut reader, mut rest) = (Reader::new(MOST_ANSWER_BYTES), sent.as_slice());
     while let Some(frame) = reader.next(&mut rest) {
-        let _: (u32, Answer) = decode(&mut frame.expect("no longer than is said")).expect("an answer");
+        let _: (u32, Answer) = decode(&frame.expect("no longer than is said")).expect("an answer");
     }
     printed();
 }
@@ -208,12 +214,12 @@ pub fn answers(data: &[u8]) {
     };
     let frames = find(data.len().max(1));
     assert_eq!(frames, find(1 + data.first().map_or(0, |byte| usize::from(*byte))));
-    for mut frame in frames.into_iter().flatten() {
-        match decode::<Answer>(&mut frame) {
+    for frame in frames.into_iter().flatten() {
+        match decode::<Answer>(&frame) {
             Ok((number, answer)) => {
                 let again = encode(number, &answer);
                 let frame = Reader::new(again.len()).next(&mut again.as_slice()).expect("whole");
-                assert_eq!(decode(&mut frame.expect("no longer")), Ok((number, answer)));
+                assert_eq!(decode(&frame.expect("no longer")), Ok((number, answer)));
             }
             Err(Bad::TooLong) => panic!("the reader has said so"),
             Err(_) => {}

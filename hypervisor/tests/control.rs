@@ -21,22 +21,28 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// A line that has been given pieces, and what was sent by it.
+/// A line that has been given pieces, and what was sent by it; and the piece that is being read.
 #[derive(Clone, Default)]
-struct Wire(Arc<Mutex<Both>>);
+struct Wire(Arc<Mutex<Both>>, Vec<u8>);
 
 type Both = (VecDeque<Vec<u8>>, Vec<u8>);
 
 impl Line for Wire {
     fn acknowledge(&mut self) {}
 
-    fn receive(&mut self, into: &mut Vec<u8>) -> bool {
-        let piece = self.0.lock().unwrap().0.pop_front();
-        piece.map(|piece| into.extend(piece)).is_some()
+    fn piece(&mut self) -> Option<&[u8]> {
+        if self.1.is_empty() {
+            self.1 = self.0.lock().unwrap().0.pop_front()?;
+        }
+        Some(&self.1)
+    }
+
+    fn release(&mut self) {
+        self.1.clear();
     }
 
     fn has_more(&mut self) -> bool {
-        !self.0.lock().unwrap().0.is_empty()
+        !self.1.is_empty() || !self.0.lock().unwrap().0.is_empty()
     }
 
     fn send(&mut self, frame: Vec<u8>) {
@@ -55,7 +61,7 @@ impl Wire {
         let bytes = std::mem::take(&mut self.0.lock().unwrap().1);
         let (mut reader, mut rest) = (Reader::new(MOST_ANSWER_BYTES), bytes.as_slice());
         let frames = std::iter::from_fn(|| reader.next(&mut rest));
-        frames.map(|frame| decode(&mut frame.expect("no longer than is said")).expect("an answer")).collect()
+        frames.map(|frame| decode(&frame.expect("no longer than is said")).expect("an answer")).collect()
     }
 }
 

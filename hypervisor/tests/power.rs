@@ -25,7 +25,7 @@ fn ask_of(w: &mut World, vm: u64, wish: Power) -> Answer {
     let frame = Reader::new(MOST_REQUEST_BYTES).next(&mut request.as_slice()).expect("a frame");
     let answer = answer_frame(&w.g, frame, &mut w.hart).expect("an answer");
     let frame = Reader::new(MOST_ANSWER_BYTES).next(&mut answer.as_slice()).expect("a frame");
-    decode(&mut frame.expect("whole")).expect("an answer").1
+    decode(&frame.expect("whole")).expect("an answer").1
 }
 
 fn is_refused(answer: &Answer, part: &str) -> bool {

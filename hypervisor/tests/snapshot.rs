@@ -29,9 +29,9 @@ use std::sync::atomic::Ordering;
 pub fn ask(g: &Gnomon, hart: &mut Hart, request: &Request) -> Answer {
     let mut frames = Reader::new(MOST_ANSWER_BYTES);
     let frame = frames.next(&mut encode(1, request).as_slice()).expect("whole");
-    let mut answer = control::answer_frame(g, frame, hart).expect("it is a request");
-    answer.retain(|byte| *byte != 0);
-    decode(&mut answer).expect("an answer").1
+    let answer = control::answer_frame(g, frame, hart).expect("it is a request");
+    let answer = frames.next(&mut answer.as_slice()).expect("whole");
+    decode(&answer.expect("no longer than is said")).expect("an answer").1
 }
 
 fn is_refused(answer: &Answer, part: &str) -> bool {

@@ -329,7 +329,7 @@ mod tests {
                 let mut bytes = &buffer[..count];
                 while let Some(frame) = reader.next(&mut bytes) {
                     let Some(answer) = answers.next() else { return asked };
-                    let (number, request) = decode(&mut frame.expect("whole")).expect("a request");
+                    let (number, request) = decode(&frame.expect("whole")).expect("a request");
                     asked.push(request);
                     far.write_all(&encode(number, &answer)).expect("it reads");
                 }

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// The time limit for an answer of the machine.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes that are read at a time.
+const PIECE: usize = 64 << 10;
 /// The most commands that may be connected at a time.
 const MOST_CLIENTS: usize = 32;
 
@@ -27,6 +29,8 @@ const MOST_CLIENTS: usize = 32;
 #[derive(Debug)]
 struct Link {
     stream: UnixStream,
+    /// The rest of a request that the machine did not read in time. It goes first: Gnomon waits for all of a long message.
+    unsent: Vec<u8>,
     reader: Reader,
     number: u32,
 }
@@ -83,7 +87,7 @@ impl Bridge {
                 let Ok((stream, _)) = listener.accept() else { return };
                 // No other connection is accepted there.
                 own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
-                let link = Link { stream, reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
+                let link = Link { stream, unsent: Vec::new(), reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
                 *machine.lock() = Some(link);
                 machine.is_there.notify_all();
             });
@@ -193,7 +197,7 @@ impl Shared {
         // A command that does not read its answer loses it.
         client.set_write_timeout(Some(PATIENCE))?;
         let mut reader = Reader::new(MOST_REQUEST_BYTES);
-        let mut buffer = [0; 1024];
+        let mut buffer = [0; PIECE];
         loop {
             let count = match client.read(&mut buffer) {
                 Ok(0) => return Ok(()),
@@ -203,7 +207,7 @@ impl Shared {
             };
             let mut bytes = &buffer[..count];
             while let Some(frame) = reader.next(&mut bytes) {
-                let (number, answer) = match frame.and_then(|mut frame| decode::<Request>(&mut frame)) {
+                let (number, answer) = match frame.and_then(|frame| decode::<Request>(&frame)) {
                     // Else two would speak at once.
                     Ok((number, Request::Port(..))) => {
                         (number, refuse("a port has a socket of its own: connect to that"))
@@ -315,12 +319,21 @@ impl Link {
         self.number = self.number.wrapping_add(1);
         // None is no time at all to wait, and not for ever.
         let timeout = || Some(left().max(Duration::from_millis(1)));
-        self.stream.set_write_timeout(timeout())?;
-        match self.stream.write_all(&encode(self.number, request)) {
-            Err(why) if is_timeout(&why) => return Ok(None),
-            written => written?,
+        if self.unsent.is_empty() {
+            self.unsent = encode(self.number, request);
+        } else {
+            self.unsent.extend(encode(self.number, request));
         }
-        let mut buffer = [0; 4096];
+        while !self.unsent.is_empty() {
+            self.stream.set_write_timeout(timeout())?;
+            match self.stream.write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(why) if is_timeout(&why) => return Ok(None),
+                Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+        let mut buffer = [0; PIECE];
         while !left().is_zero() {
             self.stream.set_read_timeout(timeout())?;
             let count = match self.stream.read(&mut buffer) {
@@ -332,7 +345,7 @@ impl Link {
             let (mut bytes, mut found) = (&buffer[..count], None);
             while let Some(frame) = self.reader.next(&mut bytes) {
                 // What is damaged is as good as lost.
-                match frame.and_then(|mut frame| decode::<Answer>(&mut frame)) {
+                match frame.and_then(|frame| decode::<Answer>(&frame)) {
                     Ok((number, answer)) if number == self.number => found = Some(answer),
                     _ => {}
                 }

@@ -101,11 +101,11 @@ impl Client {
     }
 
     fn answer(&mut self, until: Instant) -> Result<Answer, ControlError> {
-        let mut buffer = [0; 4096];
+        let mut buffer = [0; 64 << 10];
         loop {
             let mut rest = self.rest.as_slice();
             while let Some(frame) = self.reader.next(&mut rest) {
-                match frame.and_then(|mut frame| decode::<Answer>(&mut frame)) {
+                match frame.and_then(|frame| decode::<Answer>(&frame)) {
                     Ok((number, answer)) if number == self.number => {
                         self.rest = rest.to_vec();
                         return Ok(answer);

@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 pub const FILE: Kind = Kind { what: "a snapshot", mark: &MAGIC };
 /// The time limit for a VM to pause, and for memory to be brought in.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(2);
+/// The pauses between attempts: the first, and the longest.
+const PAUSE: Duration = Duration::from_micros(100);
+const MOST_PAUSE: Duration = Duration::from_millis(2);
 
 /// The reason why there is no snapshot.
 #[derive(Debug)]
@@ -191,13 +192,17 @@ pub(super) fn ask(client: &mut Client, (vm, name): (u64, &str), wish: Save) -> R
 /// Asks, again and again while it is to be later.
 pub(super) fn patiently(client: &mut Client, what: &str, request: &Request) -> Result<Answer, ControlError> {
     let until = Instant::now() + PATIENCE;
+    let mut pause = PAUSE;
     loop {
         match client.ask(what, request)? {
             Answer::Later if Instant::now() >= until => {
                 let why = "the VM did not pause, or its memory could not be read".into();
                 return Err(ControlError::Refused { run: client.run().into(), what: what.into(), why });
             }
-            Answer::Later => sleep(PAUSE),
+            Answer::Later => {
+                sleep(pause);
+                pause = MOST_PAUSE.min(pause * 2);
+            }
             answer => return Ok(answer),
         }
     }

@@ -6,7 +6,7 @@
 use super::ControlError;
 use super::runs::Runs;
 use crate::host::words::shown;
-use abi::agent::{self, Ask, End, MOST_FRAME, Open, PIECE, Stream, Tell, WINDOW};
+use abi::agent::{self, Ask, End, Open, PIECE, Stream, Tell, WINDOW};
 use abi::control::frame::{Bad, Reader};
 use abi::snapshot::bytes::Bytes;
 use std::io::{self, ErrorKind, Read, Write};
@@ -99,7 +99,7 @@ impl Session {
         let socket = |source| ControlError::Socket { run: run.into(), source };
         let way = Way(Arc::new(Mutex::new(stream.try_clone().map_err(socket)?)));
         let (vm, run) = (vm.to_owned(), run.to_owned());
-        let mut session = Self { vm, run, stream, reader: Reader::new(MOST_FRAME), rest: Vec::new(), way };
+        let mut session = Self { vm, run, stream, reader: agent::reader(), rest: Vec::new(), way };
         match session.next(Some((Instant::now() + limit, limit)))? {
             Tell::Hello(_) => {}
             Tell::Refused(why) => return Err(session.refused(&why)),
@@ -124,7 +124,7 @@ impl Session {
         loop {
             let mut rest = self.rest.as_slice();
             if let Some(frame) = self.reader.next(&mut rest) {
-                let told = frame.and_then(|mut frame| agent::decode::<Tell>(&mut frame));
+                let told = frame.and_then(|frame| agent::decode::<Tell>(&frame));
                 match told {
                     Ok((_, tell)) => {
                         self.rest = rest.to_vec();

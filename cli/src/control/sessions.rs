@@ -11,9 +11,9 @@
 //! up beyond the window ends.
 
 use super::ports;
-use abi::agent::{self, Ask, MOST_FRAME, MOST_SESSIONS, Open, Tell, WINDOW};
+use abi::agent::{self, Ask, MOST_SESSIONS, Open, Tell, WINDOW};
 use abi::control::Answer;
-use abi::control::frame::{Bad, Reader};
+use abi::control::frame::Bad;
 use abi::control::port::{Heard, Wish};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -173,7 +173,7 @@ impl Sessions {
 
     /// Passes the agent's frames on, until the port is closed or no command has needed it for a while.
     fn read_link(&self, mut link: UnixStream, hello: u64) {
-        let mut reader = Reader::new(MOST_FRAME);
+        let mut reader = agent::reader();
         let mut buffer = [0; 8 << 10];
         let mut was_idle = false;
         loop {
@@ -182,7 +182,7 @@ impl Sessions {
                 Ok(count) => {
                     let mut rest = &buffer[..count];
                     while let Some(frame) = reader.next(&mut rest) {
-                        let said = frame.and_then(|mut frame| agent::decode::<Tell>(&mut frame));
+                        let said = frame.and_then(|frame| agent::decode::<Tell>(&frame));
                         self.lock().hear(said);
                     }
                 }
@@ -279,7 +279,7 @@ fn send(link: &Mutex<UnixStream>, session: u32, ask: &Ask) -> std::io::Result<()
 
 /// Passes a command's frames to the agent, as frames of its session. Returns false if the agent cannot be reached.
 fn pass_on(mut client: UnixStream, number: u32, link: &Mutex<UnixStream>) -> bool {
-    let mut reader = Reader::new(MOST_FRAME);
+    let mut reader = agent::reader();
     let mut buffer = [0; 8 << 10];
     loop {
         let count = match client.read(&mut buffer) {
@@ -290,7 +290,7 @@ fn pass_on(mut client: UnixStream, number: u32, link: &Mutex<UnixStream>) -> boo
         };
         let mut rest = &buffer[..count];
         while let Some(frame) = reader.next(&mut rest) {
-            let ask = match frame.and_then(|mut frame| agent::decode::<Ask>(&mut frame)) {
+            let ask = match frame.and_then(|frame| agent::decode::<Ask>(&frame)) {
                 // It is the link's.
                 Ok((_, Ask::Hello(_))) => continue,
                 Ok((_, ask)) => ask,

@@ -50,7 +50,7 @@ impl Run {
             {
                 let mut bytes = &buffer[..count];
                 while let Some(frame) = reader.next(&mut bytes) {
-                    let (number, request) = decode(&mut frame.expect("short")).expect("only requests come");
+                    let (number, request) = decode(&frame.expect("short")).expect("only requests come");
                     machine.write_all(&answer(number, request)).expect("it listens");
                 }
             }
@@ -190,7 +190,7 @@ fn a_run_of_another_version_or_none_is_told_of() {
     let (mut reader, mut bytes) = (Reader::new(1000), [0; 1000]);
     let count = stream.read(&mut bytes).expect("an answer");
     let frame = reader.next(&mut &bytes[..count]).expect("whole").expect("short");
-    assert!(matches!(decode(&mut frame.clone()), Ok((3, Answer::Refused(_)))));
+    assert!(matches!(decode(&frame), Ok((3, Answer::Refused(_)))));
 }
 
 #[test]

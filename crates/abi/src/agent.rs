@@ -17,7 +17,7 @@
 //! 4. A frame that is damaged is skipped. A frame for a session that the agent does not have is answered by
 //!    [`End::Lost`].
 
-use crate::control::frame::{self, Bad};
+use crate::control::frame::{self, Bad, Frame, Reader};
 use crate::snapshot::bytes::Bytes;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -134,18 +134,25 @@ pub enum Tell {
     Ended(End),
 }
 
+/// Returns a reader for frames.
+#[must_use]
+pub const fn reader() -> Reader {
+    Reader::for_version(VERSION, MOST_FRAME)
+}
+
 /// Returns the frame of a message of a session.
 #[must_use]
 pub fn encode<T: Serialize>(session: u32, message: &T) -> Vec<u8> {
-    frame::encode_as(VERSION, session, message)
+    // A port loses what was on its way when a connection ends: the next one must find its first frame.
+    frame::encode_stuffed_as(VERSION, session, message)
 }
 
-/// Decodes the message in a frame, and the number of its session. The frame is used up.
+/// Decodes the message in a frame, and the number of its session.
 ///
 /// # Errors
-/// [`Bad`], except [`Bad::TooLong`].
-pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a mut [u8]) -> Result<(u32, T), Bad> {
-    frame::decode_as(VERSION, bytes)
+/// [`Bad::Malformed`].
+pub fn decode<'a, T: Deserialize<'a>>(frame: &'a Frame) -> Result<(u32, T), Bad> {
+    frame::decode(frame)
 }
 
 #[cfg(test)]
@@ -179,9 +186,20 @@ mod tests {
 
     #[test]
     fn another_version_is_told() {
-        let mut other = frame::encode_as(VERSION + 1, 3, &Tell::Hello(0));
-        let length = other.len();
-        let decoded = decode::<Tell>(&mut other[1..length - 1]);
-        assert_eq!(decoded, Err(Bad::Version { number: 3, version: VERSION + 1 }));
+        let other = frame::encode_as(VERSION + 1, 3, &Tell::Hello(0));
+        let read = reader().next(&mut other.as_slice());
+        assert_eq!(read, Some(Err(Bad::Version { number: 3, version: VERSION + 1 })));
+    }
+
+    #[test]
+    fn a_frame_that_was_cut_off_costs_itself_only() {
+        let cut = &encode(1, &Ask::Input(Bytes(vec![7; PIECE])))[..2000];
+        let (mut reader, next) = (reader(), encode(0, &Ask::Hello(5)));
+        let mut bytes = cut;
+        assert_eq!(reader.next(&mut bytes), None);
+        let mut bytes = next.as_slice();
+        assert_eq!(reader.next(&mut bytes), Some(Err(Bad::Garbled)));
+        let frame = reader.next(&mut bytes).expect("the next").expect("whole");
+        assert_eq!(decode::<Ask>(&frame), Ok((0, Ask::Hello(5))));
     }
 }

@@ -4,7 +4,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::atomic::Ordering::SeqCst;
 use abi::control::MOST_REQUEST_BYTES;
-use abi::control::frame::{Bad, Reader};
+use abi::control::frame::{Bad, Frame, Reader};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -12,13 +12,18 @@ use alloc::vec::Vec;
 pub trait Line: Send {
     /// Acknowledges the device's interrupt: input after this interrupts anew.
     fn acknowledge(&mut self);
-    /// Takes a piece of what has come, some KiB at most; returns whether there was any.
-    fn receive(&mut self, into: &mut Vec<u8>) -> bool;
-    /// Returns whether there is another piece.
+    /// Returns a piece of what has come, some KiB at most, if there is any. It stays until it is released.
+    fn piece(&mut self) -> Option<&[u8]>;
+    /// Releases the piece, for others to come.
+    fn release(&mut self);
+    /// Returns whether there is a piece.
     fn has_more(&mut self) -> bool;
     /// Sends a frame without waiting: if the frame before is not read yet, it is lost.
     fn send(&mut self, frame: Vec<u8>);
 }
+
+/// The most pieces that are read at a time: a piece is copied, no more.
+const MOST_PIECES: usize = 20;
 
 /// The channel. Without a line it is never used.
 #[derive(Default)]
@@ -31,26 +36,27 @@ pub struct Channel {
 struct End {
     line: Box<dyn Line>,
     reader: Reader,
-    /// The last piece that came.
-    piece: Vec<u8>,
-    /// The number of its bytes that were read.
+    /// The number of bytes of the piece that were read.
     done: usize,
 }
 
 impl End {
-    /// Returns the next frame, from no more than one piece.
-    fn next(&mut self) -> Option<Result<Vec<u8>, Bad>> {
-        if self.done == self.piece.len() {
-            self.piece.clear();
-            self.done = 0;
-            if !self.line.receive(&mut self.piece) {
-                return None;
+    /// Returns the next frame, from no more than [`MOST_PIECES`].
+    fn next(&mut self) -> Option<Result<Frame, Bad>> {
+        for _ in 0..MOST_PIECES {
+            let piece = self.line.piece()?;
+            let mut rest = &piece[self.done..];
+            let frame = self.reader.next(&mut rest);
+            self.done = piece.len() - rest.len();
+            if rest.is_empty() {
+                self.line.release();
+                self.done = 0;
+            }
+            if frame.is_some() {
+                return frame;
             }
         }
-        let mut rest = &self.piece[self.done..];
-        let frame = self.reader.next(&mut rest);
-        self.done = self.piece.len() - rest.len();
-        frame
+        None
     }
 }
 
@@ -58,7 +64,7 @@ impl Channel {
     /// Makes the channel at that line.
     #[must_use]
     pub fn new(line: Option<Box<dyn Line>>) -> Self {
-        let end = |line| End { line, reader: Reader::new(MOST_REQUEST_BYTES), piece: Vec::new(), done: 0 };
+        let end = |line| End { line, reader: Reader::new(MOST_REQUEST_BYTES), done: 0 };
         Self { end: Mutex::new(line.map(end)), is_due: AtomicBool::new(false) }
     }
 
@@ -70,14 +76,14 @@ impl Channel {
     }
 
     /// Returns the next frame that has come, if there is one. Input behind it waits.
-    pub fn next(&self) -> Option<Result<Vec<u8>, Bad>> {
+    pub fn next(&self) -> Option<Result<Frame, Bad>> {
         let mut end = self.end.lock();
         let end = end.as_mut()?;
         // Before it is looked at.
         end.line.acknowledge();
         let found = end.next();
         // There is an interrupt of what comes from here on: not of what has come since the last, which is acknowledged.
-        self.is_due.store(end.done < end.piece.len() || end.line.has_more(), SeqCst);
+        self.is_due.store(end.line.has_more(), SeqCst);
         found
     }
 

@@ -14,7 +14,7 @@ use crate::life::snapshot::{self, take};
 use crate::measure::probe::Noted;
 use crate::vm::vms::Wish;
 use crate::vm::{Departure, Phase, Vm};
-use abi::control::frame::{Bad, decode, encode};
+use abi::control::frame::{Bad, Frame, decode, encode};
 use abi::control::{
     Answer, Events, Hello, MOST_ANSWER_BYTES, MOST_EVENTS, MOST_MS, MOST_OUTPUT, MOST_TYPED, Request, Trace, VmInfo,
     VmState, Vms, Whose,
@@ -49,8 +49,8 @@ pub fn go_on<E: Env>(g: &Gnomon, env: &mut E) {
 }
 
 /// Answers a frame. A frame that is no message has no answer, since no client waits for one.
-pub fn answer_frame<E: Env>(g: &Gnomon, frame: Result<Vec<u8>, Bad>, env: &mut E) -> Option<Vec<u8>> {
-    let (number, answer) = match frame.and_then(|mut frame| decode(&mut frame)) {
+pub fn answer_frame<E: Env>(g: &Gnomon, frame: Result<Frame, Bad>, env: &mut E) -> Option<Vec<u8>> {
+    let (number, answer) = match frame.and_then(|frame| decode(&frame)) {
         Ok((number, request)) => (number, answer(g, request, env)),
         // Its version is in the frame.
         Err(Bad::Version { number, .. }) => (number, refuse("this Gnomon is of another version")),

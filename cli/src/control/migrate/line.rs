@@ -197,7 +197,7 @@ impl Line {
         loop {
             let mut rest = self.rest.as_slice();
             if let Some(frame) = self.reader.next(&mut rest) {
-                let message = frame.and_then(|mut frame| decode::<T>(&mut frame));
+                let message = frame.and_then(|frame| decode::<T>(&frame));
                 self.rest = rest.to_vec();
                 return message.map(|(_, message)| message).map_err(|why| {
                     MigrateError::Nonsense(match why {

@@ -185,10 +185,13 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
 
     /// Sends all that is due, of a VM that runs or ran until now: what follows one another by runs, else by numbers.
     fn flush(&mut self) -> Result<(), MigrateError> {
-        /// The least length of a run.
+        /// The least length of a run, and the most that is looked at.
         const RUN: usize = 32;
+        const MOST_RUN: usize = 256;
+        self.progress.left = self.due.count_ones(..);
         while let Some(first) = self.due.minimum() {
-            let end = (first..self.due.len()).find(|page| !self.due.contains(*page)).unwrap_or(self.due.len());
+            let most = self.due.len().min(first + MOST_RUN);
+            let end = (first..most).find(|page| !self.due.contains(*page)).unwrap_or(most);
             if end - first >= RUN {
                 self.send(Save::Look { from: first as u64, end: end as u64 }, |next| (first..next.min(end)).collect())?;
                 continue;
@@ -204,6 +207,7 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
     /// Sends all pages of a VM that stands still for that snapshot.
     fn flush_still(&mut self, id: u32) -> Result<(), MigrateError> {
         self.due.insert_range(..);
+        self.progress.left = self.due.len();
         while let Some(first) = self.due.minimum() {
             self.send(Save::Pages { id, from: first as u64 }, |next| (first..next).collect())?;
         }
@@ -220,6 +224,7 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
         if asked.is_empty() || bytes.0.len() != found.len() * PAGE || !found.iter().all(is_known) {
             return Err(self.client.nonsense().into());
         }
+        self.progress.left = self.progress.left.saturating_sub(asked.len());
         for page in asked {
             self.due.set(page, false);
             let is_there = found.binary_search(&(page as u64)).is_ok();
@@ -232,7 +237,6 @@ impl<T: FnMut(Progress)> Sender<'_, T> {
         if !found.is_empty() {
             self.line.put(&Sent::Pages(Pages { next: 0, first: found, bytes }))?;
         }
-        self.progress.left = self.due.count_ones(..);
         (self.tell)(self.progress);
         Ok(())
     }

@@ -49,7 +49,7 @@ impl Ported {
             {
                 let mut bytes = &buffer[..count];
                 while let Some(frame) = reader.next(&mut bytes) {
-                    let (number, request) = decode(&mut frame.expect("short")).expect("only requests come");
+                    let (number, request) = decode(&frame.expect("short")).expect("only requests come");
                     let answer = match request {
                         Request::Port(vm, _, Wish::Exchange(said)) => {
                             let taken = all.entry(said.connection).or_default();

@@ -16,11 +16,11 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of all that is said. It stands in each frame, where every version has it.
-pub const VERSION: u16 = 7;
-/// The longest request, in bytes of a frame.
-pub const MOST_REQUEST_BYTES: usize = 16 << 10;
-/// The longest answer, in bytes of a frame. A client with one request in flight never has more to read.
-pub const MOST_ANSWER_BYTES: usize = 16 << 10;
+pub const VERSION: u16 = 8;
+/// The longest request, in bytes of a frame or of a long message: some pages of RAM.
+pub const MOST_REQUEST_BYTES: usize = 68 << 10;
+/// The longest answer, in bytes of a frame or of a long message. A client with one request in flight never has more to read.
+pub const MOST_ANSWER_BYTES: usize = 68 << 10;
 
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -317,7 +317,7 @@ impl VmState {
 
 #[cfg(test)]
 mod tests {
-    use super::frame::{Bad, Reader, decode, encode};
+    use super::frame::{Bad, Frame, Reader, decode, encode};
     use super::*;
     use alloc::vec;
 
@@ -375,7 +375,7 @@ mod tests {
         ]
     }
 
-    fn frames(reader: &mut Reader, mut bytes: &[u8]) -> Vec<Result<Vec<u8>, Bad>> {
+    fn frames(reader: &mut Reader, mut bytes: &[u8]) -> Vec<Result<Frame, Bad>> {
         core::iter::from_fn(|| reader.next(&mut bytes)).collect()
     }
 
@@ -386,30 +386,60 @@ mod tests {
             let mut reader = Reader::new(MOST_ANSWER_BYTES);
             let found: Vec<_> = all.chunks(size).flat_map(|piece| frames(&mut reader, piece)).collect();
             let found: Vec<(u32, Answer)> =
-                found.into_iter().map(|frame| decode(&mut frame.expect("whole")).expect("an answer")).collect();
+                found.into_iter().map(|frame| decode(&frame.expect("whole")).expect("an answer")).collect();
             assert_eq!(found, (7..).zip(answers()).collect::<Vec<_>>());
         }
     }
 
     #[test]
     fn a_frame_that_is_damaged_costs_itself_only() {
-        let (first, second) = (encode(1, &Request::Set("reclaim=off".into())), encode(2, &Request::Vms));
+        let long =
+            save::Pages { next: 7, first: vec![5], bytes: Bytes((0..1200).map(|at| (at % 255) as u8).collect()) };
+        let long = encode(1, &Request::Load(0, save::Load::Pages(long)));
+        damage(&encode(1, &Request::Set("reclaim=off".into())), 0..usize::MAX);
+        // Its head and its trailer.
+        let head = long.iter().skip(1).position(|byte| *byte == 0).expect("the end of its head") + 2;
+        damage(&long, 0..head);
+        damage(&long, long.len() - 8..usize::MAX);
+        for lost in [1, 7, 8, 9] {
+            let (front, back) = long.split_at(long.len() - 500);
+            let mut bytes = [front, &back[lost..], &encode(2, &Request::Vms), &encode(3, &Request::Vms)].concat();
+            bytes.extend([0; 8]);
+            let mut read = frames(&mut Reader::new(MOST_REQUEST_BYTES), &bytes);
+            assert_eq!(decode(&read.pop().unwrap().unwrap()), Ok((3, Request::Vms)));
+            assert_eq!(read[0], Err(Bad::Garbled));
+        }
+    }
+
+    /// Damages each bit of these bytes of a frame, and looks for the frame behind it.
+    fn damage(first: &[u8], bytes: core::ops::Range<usize>) {
+        let second = encode(2, &Request::Vms);
         let mut lost = 0;
-        for at in 0..first.len() {
+        let damaged = bytes.start..bytes.end.min(first.len());
+        for at in damaged.clone() {
             for bit in 0..8 {
-                let mut bytes = [first.as_slice(), &second].concat();
+                let mut bytes = [first, &second].concat();
                 bytes[at] ^= 1 << bit;
                 let mut reader = Reader::new(MOST_REQUEST_BYTES);
                 let mut read: Vec<_> = frames(&mut reader, &bytes)
                     .into_iter()
-                    .map(|frame| frame.and_then(|mut frame| decode::<Request>(&mut frame)))
+                    .map(|frame| frame.and_then(|frame| decode::<Request>(&frame)))
                     .collect();
                 assert_eq!(read.pop(), Some(Ok((2, Request::Vms))), "byte {at}, bit {bit}");
                 // The delimiter in front may as well be another byte: then there is one frame that is none.
                 lost += usize::from(read.iter().all(Result::is_err));
             }
         }
-        assert_eq!(lost, 8 * first.len(), "no damage goes unnoticed");
+        assert_eq!(lost, 8 * damaged.len(), "no damage goes unnoticed");
+    }
+
+    #[test]
+    fn a_long_message_that_is_too_long_is_passed_over() {
+        let state = Answer::State(Bytes(vec![7; 5000]));
+        let mut reader = Reader::new(4000);
+        let found = frames(&mut reader, &[encode(1, &state), encode(2, &Answer::Done)].concat());
+        assert_eq!(found[0], Err(Bad::TooLong));
+        assert_eq!(decode(&found.last().unwrap().clone().unwrap()), Ok((2, Answer::Done)));
     }
 
     #[test]
@@ -420,8 +450,8 @@ mod tests {
         assert_eq!(frames(&mut reader, half), []);
         let found = frames(&mut reader, &whole);
         assert_eq!(found.len(), 2);
-        assert!(decode::<Request>(&mut found[0].clone().unwrap()).is_err());
-        assert_eq!(decode(&mut found[1].clone().unwrap()), Ok((5, Request::Hello)));
+        assert_eq!(found[0], Err(Bad::Garbled));
+        assert_eq!(decode(&found[1].clone().unwrap()), Ok((5, Request::Hello)));
         for _ in 0..100 {
             assert_eq!(frames(&mut reader, &[7; 1000]), [], "and it takes no memory");
         }
@@ -431,12 +461,11 @@ mod tests {
 
     #[test]
     fn another_version_is_told_by_its_number() {
-        let mut frame = frame::encode_as(9, 4, &Request::Hello);
-        frame.retain(|byte| *byte != 0);
-        assert_eq!(decode::<Request>(&mut frame), Err(Bad::Version { number: 4, version: 9 }));
-        let mut unknown = encode(6, &200_u8);
-        unknown.retain(|byte| *byte != 0);
-        assert_eq!(decode::<Request>(&mut unknown), Err(Bad::Malformed { number: 6 }));
+        let mut reader = Reader::new(MOST_REQUEST_BYTES);
+        let other = frame::encode_as(9, 4, &Request::Hello);
+        assert_eq!(frames(&mut reader, &other), [Err(Bad::Version { number: 4, version: 9 })]);
+        let unknown = frames(&mut reader, &encode(6, &200_u8)).remove(0).expect("whole");
+        assert_eq!(decode::<Request>(&unknown), Err(Bad::Malformed { number: 6 }));
     }
 
     #[test]

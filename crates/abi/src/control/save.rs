@@ -8,9 +8,9 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Most pages in an answer.
-pub const MOST_PAGES: usize = 3;
+pub const MOST_PAGES: usize = 16;
 /// Most bytes of the state in an answer.
-pub const MOST_STATE: usize = 12 << 10;
+pub const MOST_STATE: usize = 64 << 10;
 
 /// A snapshot's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -16,16 +16,22 @@ use virtio_drivers::transport::{DeviceType, Transport};
 const RECEIVE: u16 = 0;
 const TRANSMIT: u16 = 1;
 const QUEUE: usize = 2;
-/// Bytes of a piece.
+/// Pieces that the device may fill: a long message is some of them, and then it need not wait for each.
+const PIECES: usize = 16;
+/// Bytes of a piece. QEMU does not fill more than 4 KiB of one.
 const PIECE: usize = 4 << 10;
 
 /// The device.
 pub struct ControlDevice {
     transport: MmioTransport<'static>,
-    incoming: Box<VirtQueue<HeapHal, QUEUE>>,
+    incoming: Box<VirtQueue<HeapHal, PIECES>>,
     outgoing: Box<VirtQueue<HeapHal, QUEUE>>,
     /// The memory for the device's input: the device's own while it is offered.
-    piece: Box<[u8; PIECE]>,
+    pieces: Vec<Box<[u8; PIECE]>>,
+    /// The piece that was offered by each token.
+    offered: [u8; PIECES],
+    /// The piece that is filled and not released, with the number of its bytes.
+    filled: Option<(usize, usize)>,
     /// The frame that the device sends, if it is not sent yet, and its token.
     sent: Option<(u16, Vec<u8>)>,
 }
@@ -39,18 +45,33 @@ impl ControlDevice {
         // What was sent is looked after when more is.
         outgoing.set_dev_notify(false);
         let (transport, _) = opened.start();
-        let mut device = Self { transport, incoming, outgoing, piece: Box::new([0; PIECE]), sent: None };
-        device.offer();
+        let pieces = (0..PIECES).map(|_| Box::new([0; PIECE])).collect();
+        let mut device = Self { transport, incoming, outgoing, pieces, offered: [0; PIECES], filled: None, sent: None };
+        (0..PIECES).for_each(|piece| device.offer(piece));
         Some(device)
     }
 
-    fn offer(&mut self) {
+    fn offer(&mut self, piece: usize) {
         // SAFETY: the buffer stays where it is, and is not looked at before the device has given it back.
-        let added = unsafe { self.incoming.add(&[], &mut [&mut self.piece[..]]) };
-        // There is never another one in the queue. Without one, nothing comes any more.
-        if added.is_ok() {
+        let added = unsafe { self.incoming.add(&[], &mut [&mut self.pieces[piece][..]]) };
+        // The queue has room for all of them.
+        if let Ok(token) = added {
+            self.offered[usize::from(token)] = piece as u8;
             notify(&mut self.transport, &self.incoming, RECEIVE);
         }
+    }
+
+    /// Takes a piece that the device has filled, and the number of its bytes.
+    fn take(&mut self) -> Option<(usize, usize)> {
+        // The interrupt was noticed before this looks.
+        fence(Ordering::SeqCst);
+        let token = self.incoming.peek_used()?;
+        let piece = self.offered.get(usize::from(token)).map(|piece| usize::from(*piece));
+        let Some(piece) = piece else { panic!("a console has filled what it was not given") };
+        // SAFETY: the buffer that it was given.
+        let popped = unsafe { self.incoming.pop_used(token, &[], &mut [&mut self.pieces[piece][..]]) };
+        let Ok(length) = popped else { panic!("a console has filled what it was not given") };
+        Some((piece, PIECE.min(length as usize)))
     }
 
     /// Takes back what the device has sent.
@@ -70,21 +91,22 @@ impl Line for ControlDevice {
         let _ = self.transport.ack_interrupt();
     }
 
-    fn receive(&mut self, into: &mut Vec<u8>) -> bool {
-        // The interrupt was noticed before this looks.
-        fence(Ordering::SeqCst);
-        let Some(token) = self.incoming.peek_used() else { return false };
-        // SAFETY: the buffer that it was given.
-        let popped = unsafe { self.incoming.pop_used(token, &[], &mut [&mut self.piece[..]]) };
-        let Ok(length) = popped else { panic!("a console has filled what it was not given") };
-        into.extend_from_slice(&self.piece[..PIECE.min(length as usize)]);
-        self.offer();
-        true
+    fn piece(&mut self) -> Option<&[u8]> {
+        if self.filled.is_none() {
+            self.filled = self.take();
+        }
+        self.filled.map(|(piece, bytes)| &self.pieces[piece][..bytes])
+    }
+
+    fn release(&mut self) {
+        if let Some((piece, _)) = self.filled.take() {
+            self.offer(piece);
+        }
     }
 
     fn has_more(&mut self) -> bool {
         fence(Ordering::SeqCst);
-        self.incoming.can_pop()
+        self.filled.is_some() || self.incoming.can_pop()
     }
 
     fn send(&mut self, frame: Vec<u8>) {

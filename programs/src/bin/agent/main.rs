@@ -11,7 +11,7 @@ mod session;
 mod spawn;
 mod sys;
 
-use abi::agent::{self, Ask, End, MOST_FRAME, MOST_SESSIONS, Tell};
+use abi::agent::{self, Ask, End, MOST_SESSIONS, Tell};
 use abi::control::frame::{Bad, Reader};
 use alloc::ffi::CString;
 use alloc::format;
@@ -50,7 +50,7 @@ fn main(_: Args) -> Result<(), Failure> {
     let mut agent = Agent {
         port,
         children,
-        reader: Reader::new(MOST_FRAME),
+        reader: agent::reader(),
         queue: Vec::new(),
         sessions: Vec::new(),
         connection: 0,
@@ -160,7 +160,7 @@ impl Agent {
         };
         let mut rest = &buffer[..count];
         while let Some(frame) = self.reader.next(&mut rest) {
-            match frame.and_then(|mut frame| agent::decode::<Ask>(&mut frame)) {
+            match frame.and_then(|frame| agent::decode::<Ask>(&frame)) {
                 Ok((session, ask)) => self.take(session, ask),
                 // The frame of the answer names this agent's version.
                 Err(Bad::Version { .. }) => self.queue.extend(agent::encode(0, &Tell::Hello(0))),
