@@ -26,14 +26,6 @@ if [ ! -e /mnt/etc/hostname ]; then
     echo "127.0.1.1 $(hostname)" >> /mnt/etc/hosts
 fi
 [ ! -e /etc/authorized_keys ] || cp /etc/authorized_keys /mnt/run/gnomon/
-if [ -e /bin/gnomon-agent ]; then
-    units=/mnt/run/systemd/system
-    cp /bin/gnomon-agent /mnt/run/gnomon/bin/
-    mkdir -p $units/multi-user.target.wants
-    cp /etc/gnomon-agent.service $units/
-    ln -s ../gnomon-agent.service $units/multi-user.target.wants/
-    unset units
-fi
 [ ! -e /bin/mark ] || cp /bin/mark /mnt/run/gnomon/bin/
 for file in /root/* /root/.[!.]*; do
     [ ! -e "$file" ] || cp -a "$file" /mnt/root/

@@ -47,14 +47,8 @@ fn main(_: Args) -> Result<(), Failure> {
         port
     });
     let port = port.ok_or(Failure::Wrong("there is no port of the name"))?;
-    let mut agent = Agent {
-        port,
-        children,
-        reader: agent::reader(),
-        queue: Vec::new(),
-        sessions: Vec::new(),
-        connection: 0,
-    };
+    let mut agent =
+        Agent { port, children, reader: agent::reader(), queue: Vec::new(), sessions: Vec::new(), connection: 0 };
     loop {
         agent.await_host().map_err(failure("write to the port"))?;
         agent.serve().map_err(failure("read from the port"))?;
