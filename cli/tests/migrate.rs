@@ -6,7 +6,9 @@ mod background;
 use background::{Run, command};
 use gnomon::guest::debian::LEAN;
 use sha2::{Digest, Sha256};
+use std::fs;
 use std::io::{BufRead, Read};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::thread::{self, sleep};
@@ -17,15 +19,19 @@ const ROUNDS: usize = 60;
 
 /// A guest's work: many short programs, and a file that grows in memory. Its size is that of several rounds of a migration.
 const WORK: &str = "head -c 24M /dev/urandom > /tmp/big; was=$(sha256sum < /tmp/big)
+head -c 8M /tmp/big > /dev/vda
 x=0; n=0
 while [ $n -lt 60 ]; do
     x=$(echo $x $n | sha256sum | cut -c1-64)
     echo $x >> /tmp/all
+    echo $x | dd of=/dev/vda bs=512 seek=$((n * 99)) conv=notrunc,sync 2> /dev/null
     n=$((n+1))
     [ $((n % 10)) -ne 0 ] || echo part $n of it
     sleep 0.4
 done
 [ \"$was\" = \"$(sha256sum < /tmp/big)\" ] && echo big is whole
+sync
+echo disk $(sha256sum < /dev/vda | cut -c1-64)
 echo result $(sha256sum < /tmp/all | cut -c1-64)";
 
 fn hex(bytes: &[u8]) -> String {
@@ -33,11 +39,12 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// The result of the work.
-fn result() -> String {
+fn result(disk: &[u8]) -> String {
     let (mut x, mut all) = ("0".to_owned(), String::new());
     for n in 0..ROUNDS {
         x = hex(format!("{x} {n}\n").as_bytes());
         all += &format!("{x}\n");
+        assert_eq!(&disk[n * 99 * 512..][..64], x.as_bytes(), "round {n} on the disk");
     }
     format!("result {}", hex(all.as_bytes()))
 }
@@ -85,8 +92,9 @@ fn work_that_is_begun_here_is_done_there_without_a_stop() {
     let address = |name: &str| format!("unix:{}", at(name).display());
     let gnomon = |args: &[&str]| command(dir).timeout(PATIENCE).args(args).assert();
     let promised = ["--svvptc", "off"];
+    let disk = ["--disk", "disk.img:8M"];
     let shape = ["--as", "here", "--memory", "128M", "--vcpus", "2", "--append", LEAN, "--timeout", "120"];
-    let mut here = Run::start(dir, shape.iter().chain(&promised).chain(&["--exec", WORK]), ("", 0));
+    let mut here = Run::start(dir, shape.iter().chain(&promised).chain(&disk).chain(&["--exec", WORK]), ("", 0));
     wait_for(&mut here, "part 10 of it");
     // Where nothing is, or what is no gnomon, it does not go; and it goes on here.
     fails(&gnomon(&["migrate", "linux", &address("nowhere")]), 1, "cannot reach unix:");
@@ -98,20 +106,39 @@ fn work_that_is_begun_here_is_done_there_without_a_stop() {
     fails(&gnomon(&["migrate", "linux", &address("mute")]), 1, "the line to the other side is broken");
     mute.join().expect("no panic");
     fails(&gnomon(&["migrate", "linux", "ftp:x"]), 2, "it is unix:PATH or tcp:HOST:PORT");
+    let far = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let place = format!("tcp:{}", far.local_addr().expect("its address"));
+    fails(&gnomon(&["migrate", "linux", &place]), 1, "disk.img, which cannot go to another run");
     // Nor to a machine that cannot have it.
     let options = ["--as", "there", "--mmu", "lazy", "--no-h", "--timeout", "120", "--incoming"];
     let place = address("small");
-    let small = Run::start(dir, options.iter().chain(&[place.as_str(), "--host-memory", "64M"]), ("", 0));
-    await_file(&at("small"));
-    fails(&gnomon(&["migrate", "linux", &place]), 1, "the other side refuses the VM");
-    drop(small);
+    fs::copy(at("disk.img"), at("copy.img")).expect("a copy");
+    let small = [place.as_str(), "--host-memory", "64M", "--disk", "disk.img"];
+    for (options_here, message) in [
+        (&small[..], "the other side refuses the VM: "),
+        (&[place.as_str(), "--disk", "copy.img"][..], "copy.img is not a disk of the VM that arrives"),
+    ] {
+        let refuses = Run::start(dir, options.iter().chain(options_here), ("", 0));
+        await_file(&at("small"));
+        fails(&gnomon(&["migrate", "linux", &place]), 1, message);
+        drop(refuses);
+    }
+    // Where it can go, it is told so before.
+    let place = address("dry");
+    let dry = Run::start(dir, options.iter().chain(&[place.as_str()]).chain(&disk), ("", 0));
+    await_file(&at("dry"));
+    let said = gnomon(&["migrate", "--dry-run", "linux", &place]).success();
+    assert!(String::from_utf8_lossy(&said.get_output().stderr).contains("linux can go to unix:"));
+    drop(dry);
     let place = address("there");
-    let there = Run::start(dir, options.iter().chain(&[place.as_str()]), ("", 0));
+    let there = Run::start(dir, options.iter().chain(&[place.as_str()]).chain(&disk), ("", 0));
     await_file(&at("there"));
     let moved = gnomon(&["migrate", "linux", &place]).success();
     let said = String::from_utf8_lossy(&moved.get_output().stderr).into_owned();
     assert!(said.contains("it stood still for") && said.contains(" rounds"), "{said}");
     let (first, second) = (end(here), end(there));
     assert!(!first.contains("result"), "{first}");
-    assert!(second.contains("big is whole") && second.contains(&result()), "{second}");
+    let disk = fs::read(at("disk.img")).expect("the disk");
+    assert!(second.contains(&format!("disk {}", hex(&disk))), "{second}");
+    assert!(second.contains("big is whole") && second.contains(&result(&disk)), "{second}");
 }

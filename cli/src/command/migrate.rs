@@ -1,7 +1,7 @@
 //! `gnomon migrate`.
 
 use super::control::Which;
-use crate::control::migrate::{Address, Line, send};
+use crate::control::migrate::{Address, Line, check, send};
 use crate::host::progress::Step;
 use crate::host::size::{PAGE, Size};
 use crate::host::tty;
@@ -17,6 +17,9 @@ pub struct MigrateArgs {
     vm: String,
     /// The place at which the other side waits: unix:PATH or tcp:HOST:PORT
     address: Address,
+    /// Say whether the VM can go there, and move nothing. The other side ends
+    #[arg(long)]
+    dry_run: bool,
 }
 
 impl MigrateArgs {
@@ -24,6 +27,13 @@ impl MigrateArgs {
     pub fn run(self) -> miette::Result<u8> {
         let (mut client, vm) = self.which.find(Some(&self.vm))?;
         let mut line = Line::to(&self.address)?;
+        if self.dry_run {
+            let step = Step::spinner(&format!("waiting for a machine at {}", self.address));
+            check(&mut client, (vm.number, &vm.name), &mut line)?;
+            drop(step);
+            tty::say(&format!("gnomon: {} can go to {}", vm.name, self.address));
+            return Ok(0);
+        }
         let step = Step::spinner(&format!("{} moves to {}", vm.name, self.address));
         let tell = |now: crate::control::migrate::Progress| {
             step.note(format!(

@@ -15,7 +15,7 @@ use crate::machine::share::ShareSpec;
 use crate::machine::swap::SwapSpec;
 use crate::run::{self, Arrival, Reach, RunSpec, ShowSpec};
 use crate::system;
-use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
+use crate::vm::file::{Balloon, Console, Cpu, Initrd, Kernel, VmFile};
 use crate::vm::mode;
 use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
@@ -95,6 +95,10 @@ pub struct RunArgs {
     /// With --mmu lazy, steered or adaptive: whether the fast lane serves fences by address and switches of the address space
     #[arg(long, value_name = "on|off")]
     lane: Option<Switch>,
+    /// The extensions that guests are told of: all that the mode and the harts offer, or those that every mode offers, so that guests can be
+    /// restored in any mode and moved to it (see docs/snapshots.md)
+    #[arg(long, value_name = "host|portable")]
+    cpu: Option<Cpu>,
     /// Tell guests of Svvptc where the mode offers it; without it they can be restored in any mode (see
     /// docs/snapshots.md)
     #[arg(long, value_name = "on|off")]
@@ -340,7 +344,6 @@ impl RunArgs {
             is_unconfined: self.no_sandbox,
             background,
         };
-        let is_incoming = incoming.is_some();
         let mut spec = self.into_spec()?;
         if show.reach == Reach::None && spec.files.iter().any(|vm| vm.ports.iter().flatten().next().is_some()) {
             return Err(miette::miette!(
@@ -351,7 +354,10 @@ impl RunArgs {
         show.stats.as_deref().map_or(Ok(()), |path| run::STATS.check(path))?;
         let provided = system::provide(&spec)?;
         spec.roots = provided.roots.clone();
-        spec.is_incoming = is_incoming;
+        spec.incoming = incoming.as_ref().and_then(|arrival| {
+            let arrival = arrival.lock().unwrap_or_else(PoisonError::into_inner);
+            arrival.as_ref().map(|incoming| incoming.disks().to_vec())
+        });
         let prepared = run::prepare(&spec, None)?;
         tty::say(&prepared.versions.to_string());
         provided.notes.iter().chain(&prepared.added).for_each(|line| tty::say(&format!("gnomon: {line}")));
@@ -414,6 +420,7 @@ impl RunArgs {
             reserve: None,
             wired: None,
             gigapages: None,
+            cpu: self.cpu,
             svvptc: self.svvptc.map(|switch| switch == Switch::On),
             svadu: self.svadu.map(|switch| switch == Switch::On),
             nested: self.nested.then_some(true),
@@ -447,7 +454,7 @@ impl RunArgs {
             console: RunSpec::console_mode(self.exec.as_deref()),
             terminal: TerminalSize::of_output().filter(|_| self.exec.is_none()),
             has_shells: self.control != Some(Switch::Off) && self.exec.is_none(),
-            is_incoming: false,
+            incoming: None,
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },
             meter,

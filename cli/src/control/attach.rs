@@ -311,7 +311,14 @@ mod tests {
     }
 
     fn vms(state: VmState) -> Answer {
-        Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![vm(state)], lost: Vec::new(), ports: Vec::new() })
+        Answer::Vms(Vms {
+            now: 0,
+            timebase: 1,
+            vms: vec![vm(state)],
+            lost: Vec::new(),
+            ports: Vec::new(),
+            disks: Vec::new(),
+        })
     }
 
     fn output(at: u64, text: &str, is_over: bool) -> Answer {
@@ -388,7 +395,14 @@ mod tests {
         assert!(matches!(end, Ok(End::Run)));
         for gone in [
             vms(VmState::Ended),
-            Answer::Vms(Vms { now: 0, timebase: 1, vms: vec![], lost: Vec::new(), ports: Vec::new() }),
+            Answer::Vms(Vms {
+                now: 0,
+                timebase: 1,
+                vms: vec![],
+                lost: Vec::new(),
+                ports: Vec::new(),
+                disks: Vec::new(),
+            }),
         ] {
             let answers = vec![output(0, "a", false), Answer::Refused("it has ended".into()), gone];
             assert!(matches!(attach(answers, Form::Plain, b"").1, Ok(End::Vm)));

@@ -2,12 +2,12 @@
 //! answer back to its command. So any number of commands may send requests at once, and none can block the machine for others.
 
 use super::ports::{self, SILENT};
-use super::runs::Claim;
+use super::runs::{Claim, VmDisk};
 use super::sessions;
 use abi::agent;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
-use abi::control::save::{NOT_YET, Save, Saving};
+use abi::control::save::{Load, NOT_YET, Save, Saving};
 use abi::control::{Answer, MOST_ANSWER_BYTES, MOST_REQUEST_BYTES, PortUse, Request};
 use rustix::net::sockopt::socket_peercred;
 use std::fs;
@@ -58,6 +58,8 @@ struct Shared {
     lost: Mutex<Vec<(String, String)>>,
     /// Ports that programs are connected to.
     ports: Mutex<Vec<PortUse>>,
+    /// The disks that VMs write to.
+    disks: Vec<VmDisk>,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -77,9 +79,10 @@ impl Bridge {
     }
 
     /// Like [`Bridge::start`], with another time limit for answers.
-    pub(super) fn start_with(claim: Claim, patience: Option<Duration>) -> Self {
+    pub(super) fn start_with(mut claim: Claim, patience: Option<Duration>) -> Self {
+        let disks = std::mem::take(&mut claim.disks);
         let claim = Arc::new(claim);
-        let shared = Arc::new(Shared { patience, ..Shared::default() });
+        let shared = Arc::new(Shared { patience, disks, ..Shared::default() });
         let (machine, bridge, own) = (Arc::clone(&shared), Arc::clone(&shared), Arc::downgrade(&claim));
         // Clones, so that the files go when the run does, whatever threads are left.
         if let Ok(listener) = claim.machine.try_clone() {
@@ -212,12 +215,13 @@ impl Shared {
                     Ok((number, Request::Port(..))) => {
                         (number, refuse("a port has a socket of its own: connect to that"))
                     }
-                    Ok((number, request)) => match self.pass_on(&request) {
+                    Ok((number, request)) => match self.pass_with_disks(&request) {
                         Some(mut answer) => {
                             self.note(held, &request, &answer);
                             if let Answer::Vms(vms) = &mut answer {
                                 vms.lost.clone_from(&self.lost.lock().unwrap_or_else(PoisonError::into_inner));
                                 vms.ports.clone_from(&self.port_uses());
+                                vms.disks = self.disks.iter().map(VmDisk::described).collect();
                             }
                             (number, answer)
                         }
@@ -235,6 +239,26 @@ impl Shared {
                 client.write_all(&encode(number, &answer))?;
             }
         }
+    }
+
+    /// Asks the machine. Files of a VM's disks are this run's before the VM can run, and no longer when it is given away.
+    fn pass_with_disks(&self, request: &Request) -> Option<Answer> {
+        let files = |vm: u64| self.disks.iter().filter(move |disk| disk.vm == vm).flat_map(VmDisk::locks);
+        if let Request::Resume(vm) | Request::Power(vm, _) | Request::Load(vm, Load::Start) = request
+            && let Some(why) = files(*vm).find_map(|lock| lock.retake().err())
+        {
+            return Some(Answer::Refused(format!("{why}: the VM may run there")));
+        }
+        let answer = self.pass_on(request)?;
+        match (request, &answer) {
+            (Request::Save(vm, Save::Give(_)), Answer::Done) => files(*vm).for_each(|lock| lock.release()),
+            // The VM goes on where it was, which does not wait for the end of this run.
+            (Request::Load(vm, Load::Start), Answer::Refused(why)) if why != SILENT => {
+                files(*vm).for_each(|lock| lock.release());
+            }
+            _ => {}
+        }
+        Some(answer)
     }
 
     /// Notes what a command holds. It has one VM of each kind.

@@ -3,7 +3,9 @@
 use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::place::identity;
 use crate::host::words::is_name_char;
+use crate::machine::disk::Lock;
 use abi::agent;
+use abi::control::DiskUse;
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::socket_peercred;
 use std::ffi::OsStr;
@@ -12,6 +14,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 
 /// The name of the socket for commands.
 const SOCKET: &str = "sock";
@@ -35,6 +38,8 @@ pub struct Claim {
     pub machine: UnixListener,
     /// The sockets of the VMs' ports.
     pub ports: Vec<PortSocket>,
+    /// The disks that VMs write to, in their order.
+    pub disks: Vec<VmDisk>,
     paths: [PathBuf; 2],
     /// The directory with the ports' sockets.
     dir: PathBuf,
@@ -51,6 +56,33 @@ pub struct PortSocket {
     pub name: String,
     /// The listening socket.
     pub listener: UnixListener,
+}
+
+/// A disk that a VM writes to.
+#[derive(Debug)]
+pub struct VmDisk {
+    /// The VM's number.
+    pub vm: u64,
+    /// The file.
+    pub file: PathBuf,
+    /// The locks of all its files. They are the run's.
+    pub locks: Vec<Weak<Lock>>,
+    /// The reason why it cannot be given to another run, if it cannot.
+    pub obstacle: Option<&'static str>,
+}
+
+impl VmDisk {
+    /// The locks that are there.
+    pub(super) fn locks(&self) -> impl Iterator<Item = Arc<Lock>> {
+        self.locks.iter().filter_map(Weak::upgrade)
+    }
+
+    /// The use of its file, for a command.
+    pub(super) fn described(&self) -> DiskUse {
+        let identity = self.locks().next().and_then(|lock| lock.identity());
+        let file = self.file.display().to_string();
+        DiskUse { vm: self.vm, file, identity: identity.unwrap_or_default(), obstacle: self.obstacle.map(Into::into) }
+    }
 }
 
 impl Claim {
@@ -162,7 +194,7 @@ impl Runs {
         }
         let (commands, machine) = (bind(&paths[0])?, bind(&paths[1])?);
         let dir = self.file(&name, PORTS);
-        Ok(Claim { name, commands, machine, ports: Vec::new(), paths, dir })
+        Ok(Claim { name, commands, machine, ports: Vec::new(), disks: Vec::new(), paths, dir })
     }
 
     /// Makes the sockets of VMs' ports: those of each VM by its name, in the order of their numbers.

@@ -252,6 +252,7 @@ mod tests {
                 vms: (0..vms).map(vm).collect(),
                 lost: Vec::new(),
                 ports: Vec::new(),
+                disks: Vec::new(),
             },
             host: [("frames.total".to_owned(), 65_536), ("heap.used".to_owned(), 1 << 20)].into(),
             counters: (0..vms).map(counts).collect(),

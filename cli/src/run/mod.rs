@@ -44,6 +44,7 @@ fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, 
     let mut claim = runs.claim(name, usual)?;
     let ports: Vec<_> = prepared.vms.iter().cloned().zip(prepared.ports.iter().cloned()).collect();
     runs.open_ports(&mut claim, &ports)?;
+    claim.disks = prepared.written_disks();
     Ok(claim)
 }
 

@@ -1,7 +1,7 @@
 //! Everything that a run needs before the machine starts.
 
 use super::spec::RunSpec;
-use crate::control::runs;
+use crate::control::runs::{self, VmDisk};
 use crate::guest::added;
 use crate::guest::agent;
 use crate::guest::debian::{Package, Software};
@@ -14,7 +14,7 @@ use crate::host::sandbox;
 use crate::host::size::{MIB, Size};
 use crate::host::tty::TerminalSize;
 use crate::machine::board::{self, Clock, HExtension, Seat};
-use crate::machine::disk::{self, DiskError, Disks, Use};
+use crate::machine::disk::{self, DiskError, Disks, Format, Lock, Use};
 use crate::machine::meter::Metered;
 use crate::machine::net::{self, Card};
 use crate::machine::qemu::{self, Boot, MachineSpec};
@@ -30,8 +30,8 @@ use abi::exec::Start;
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 const RNG_SEED_BYTES: usize = 32;
@@ -69,8 +69,9 @@ pub struct Prepared {
     pub share_owners: Vec<String>,
     /// Lives as long as the machine needs it.
     bundle: Unnamed,
-    /// Keep other runs from the machine's files.
-    _locks: Vec<File>,
+    /// Keep other runs from the machine's files. Those of disks, each with the disk's number:
+    locks: Vec<(usize, Arc<Lock>)>,
+    _swap_lock: Option<Lock>,
 }
 
 /// A VM whose kernel is Gnomon in the payload seat, with the VMs of a machine: its kernel, its initrd, which is the machine's bundle, and its memory. `None`
@@ -88,6 +89,26 @@ pub fn nested(machine: &MachineSpec) -> Option<VmFile> {
 }
 
 impl Prepared {
+    /// Returns the disks that VMs write to.
+    pub(super) fn written_disks(&self) -> Vec<VmDisk> {
+        let written = self.machine.disks.iter().enumerate().filter(|(_, disk)| disk.use_ != Use::Read);
+        let disks = written.map(|(number, disk)| {
+            let own = self.locks.iter().filter(|(of, _)| *of == number);
+            let locks: Vec<_> = own.map(|(_, lock)| lock).collect();
+            let obstacle = match (disk.use_, disk.format) {
+                (Use::Snapshot, _) => Some("what its guest has written is kept by this run alone (--snapshot)"),
+                (_, Format::Qcow2) => Some("its format is qcow2, of which QEMU keeps a part in memory"),
+                _ if !locks.iter().all(|lock| lock.is_noticed()) => {
+                    Some("its file is on a network, whose locks do not tell one run from another")
+                }
+                _ => None,
+            };
+            let vm = self.vms.iter().position(|vm| *vm == self.disk_owners[number]).unwrap_or_default() as u64;
+            VmDisk { vm, file: disk.file.clone(), locks: locks.into_iter().map(Arc::downgrade).collect(), obstacle }
+        });
+        disks.collect()
+    }
+
     /// The machine, with the bundle that must live as long as it is run.
     #[must_use]
     pub fn machine_and_bundle(self) -> (MachineSpec, Unnamed) {
@@ -174,7 +195,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     }
     let others = shares.len() + usize::from(net.is_some()) + usize::from(wants_rng.is_some());
     let named = |why: DiskError| why.held_by(runs::holder);
-    let Disks { all: disks, mut locks } = disk::provide(disks, spec.snapshot, swap_path, others).map_err(named)?;
+    let Disks { all: disks, locks } =
+        disk::provide(disks, spec.snapshot, swap_path, others, spec.incoming.as_deref()).map_err(named)?;
     // By default it must not take the last slot from another device, or from the control channel.
     let places = disks.len() + others + usize::from(swap_path.is_some());
     let has_rng = wants_rng.is_some() || spec.clock == Clock::Real && places + 2 <= disk::PLACES;
@@ -186,7 +208,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         .iter()
         .map(|vm| {
             let (mut config, placed) = match &vm.restore {
-                Some(path) => restored(vm, (path, spec.is_incoming), &mut pack)?,
+                Some(path) => restored(vm, (path, spec.incoming.is_some()), &mut pack)?,
                 None => place(vm, contents(vm, spec, &mut versions)?, spec, &mut pack)?,
             };
             config.disks = numbers.by_ref().take(vm.disks.len()).collect();
@@ -216,9 +238,7 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     board::check_memory(memory)?;
     let all_memory = vms.iter().fold(0_u64, |sum, vm| sum.saturating_add(vm.memory.0));
     let swap = spec.swap.as_ref().map(|swap| swap.provide(Size(all_memory))).transpose()?;
-    if let Some(swap) = &swap {
-        locks.push(disk::lock(swap, Use::Write).map_err(named)?);
-    }
+    let swap_lock = swap.as_ref().map(|swap| Lock::take(swap, Use::Write)).transpose().map_err(named)?;
     let hypervisor = match hypervisor {
         Some(built) => built.to_owned(),
         None => build::hypervisor()?,
@@ -257,7 +277,8 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
         added,
         warnings,
         bundle,
-        _locks: locks,
+        locks,
+        _swap_lock: swap_lock,
     })
 }
 

@@ -57,8 +57,8 @@ pub struct RunSpec {
     pub terminal: Option<TerminalSize>,
     /// True if `gnomon shell` may reach VMs whose files do not say otherwise.
     pub has_shells: bool,
-    /// True if the VM comes from another run: its snapshot only describes it.
-    pub is_incoming: bool,
+    /// The device and inode of each file of a disk that the VM writes to, if it arrives from another run. Its snapshot only describes it.
+    pub incoming: Option<Vec<(u64, u64)>>,
 }
 
 /// The settings by which a run is shown and reached.
@@ -113,7 +113,7 @@ impl RunSpec {
             console: ConsoleMode::Lines,
             terminal: None,
             has_shells: false,
-            is_incoming: false,
+            incoming: None,
         }
     }
 

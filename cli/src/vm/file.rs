@@ -62,6 +62,8 @@ pub struct VmFile {
     pub mmu: Option<MmuMode>,
     /// Lets the fast lane serve fences by address and switches of the address space.
     pub lane: Option<bool>,
+    /// The extensions that the guest is told of.
+    pub cpu: Option<Cpu>,
     /// Allows Svvptc to be advertised.
     pub svvptc: Option<bool>,
     /// Promises hardware updates of A and D bits.
@@ -207,6 +209,16 @@ pub enum Console {
     None,
 }
 
+/// The extensions that a guest is told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Cpu {
+    /// All that the mode and the harts offer.
+    Host,
+    /// Those that every mode offers.
+    Portable,
+}
+
 /// A VM file that cannot be used.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum VmFileError {
@@ -346,6 +358,7 @@ impl VmFile {
             console: over.console.or(self.console),
             mmu: over.mmu.or(self.mmu),
             lane: over.lane.or(self.lane),
+            cpu: over.cpu.or(self.cpu),
             svvptc: over.svvptc.or(self.svvptc),
             svadu: over.svadu.or(self.svadu),
             nested: over.nested.or(self.nested),
@@ -384,7 +397,7 @@ mod tests {
     fn a_whole_file() {
         let vm = read(
             "name = 'a'\nafter = 'b'\nmemory = '1G'\nvcpus = 4\nkernel = '/k'\ninitrd = 'sub/i'\nadd = ['f', '/g']\nappend = 'x'\n\
-             console = 'hvc0'\nmmu = 'lazy'\nlane = false\nsvvptc = false\nsvadu = true\nnested = true\nl2 = 'collapsed'\nvmspace = 'soft'\nshadow = '8M'\n\
+             console = 'hvc0'\nmmu = 'lazy'\nlane = false\ncpu = 'host'\nsvvptc = false\nsvadu = true\nnested = true\nl2 = 'collapsed'\nvmspace = 'soft'\nshadow = '8M'\n\
              superpages = false\ngigapages = true\nballoon = '64M'\n",
         )
         .expect("valid");
@@ -396,6 +409,7 @@ mod tests {
         assert!(added[0].ends_with("f") && added[0].is_absolute() && added[1] == Path::new("/g"), "{added:?}");
         assert_eq!((vm.console, vm.superpages, vm.gigapages), (Some(Console::Sbi), Some(false), Some(true)));
         assert_eq!((vm.mmu, vm.shadow), (Some(MmuMode::Lazy), Some(Size(8 << 20))));
+        assert_eq!(vm.cpu, Some(Cpu::Host));
         assert_eq!((vm.lane, vm.svvptc, vm.svadu, vm.nested), (Some(false), Some(false), Some(true), Some(true)));
         assert_eq!((vm.l2, vm.vmspace), (Some(L2Tables::Collapsed), Some(Way::Soft)));
         assert_eq!(vm.balloon, Some(Balloon::Takes(Size(64 << 20))));

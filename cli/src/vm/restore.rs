@@ -135,6 +135,7 @@ pub fn describe(mut vm: VmFile) -> Result<VmFile, RestoreError> {
         ("add", vm.add.is_some()),
         ("append", vm.append.is_some()),
         ("console", vm.console.is_some()),
+        ("cpu", vm.cpu.is_some()),
         ("svvptc", vm.svvptc.is_some()),
         ("svadu", vm.svadu.is_some()),
         ("nested", vm.nested.is_some()),

@@ -198,7 +198,7 @@ fn vms<E: Env>(g: &Gnomon, env: &E) -> Vms {
     // One that leaves its wish, or its slot, between is in neither, or twice.
     vms.sort_by_key(|vm| (vm.number, vm.state == VmState::Waiting));
     vms.dedup_by_key(|vm| vm.number);
-    Vms { now: env.now(), timebase: g.offer.timebase, vms, lost: Vec::new(), ports: Vec::new() }
+    Vms { now: env.now(), timebase: g.offer.timebase, vms, lost: Vec::new(), ports: Vec::new(), disks: Vec::new() }
 }
 
 fn wished(wish: &Wish) -> VmInfo {

@@ -64,10 +64,17 @@ pub enum MigrateError {
         "look there (gnomon ps). If it runs there, end it here (gnomon stop); if not, let it go on here (gnomon resume). Never both"
     ))]
     Unknown(String),
-    /// The VM has a disk that it writes to.
-    #[error("VM `{0}` has a disk that it writes to, and disks do not move along")]
+    /// The other side cannot have a disk that the VM writes to.
+    #[error("VM `{vm}` writes to {}, which cannot go to another run: {why}", file.display())]
     #[diagnostic(help("take a snapshot with --stop, and continue from that with the same disk (docs/snapshots.md)"))]
-    Disk(String),
+    Disk {
+        /// The VM.
+        vm: String,
+        /// The disk's file.
+        file: PathBuf,
+        /// The reason.
+        why: String,
+    },
     /// A file cannot be written.
     #[error(transparent)]
     #[diagnostic(transparent)]
@@ -109,8 +116,9 @@ impl fmt::Display for Address {
 /// Messages to the receiver.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Sent {
-    /// An early state of the VM, from which the receiver makes it: an [`abi::snapshot::State`].
-    Hello(Bytes),
+    /// An early state of the VM, from which the receiver makes it: an [`abi::snapshot::State`]; and the device and inode of each file of a disk
+    /// that it writes to.
+    Hello(Bytes, Vec<(u64, u64)>),
     /// Pages of RAM.
     Pages(Pages),
     /// Pages that are zero: the first one, and the one behind the last.
@@ -158,6 +166,8 @@ impl Stream for TcpStream {
 /// A line between both sides, whose messages are those of the control channel: numbered, with a checksum.
 pub struct Line {
     stream: Box<dyn Stream>,
+    /// True if both sides are on one computer, and so see the same files.
+    pub(super) is_local: bool,
     reader: Reader,
     rest: Vec<u8>,
 }
@@ -169,8 +179,8 @@ impl fmt::Debug for Line {
 }
 
 impl Line {
-    fn of(stream: Box<dyn Stream>) -> Self {
-        Self { stream, reader: Reader::new(MOST_BYTES), rest: Vec::new() }
+    fn of(stream: Box<dyn Stream>, is_local: bool) -> Self {
+        Self { stream, is_local, reader: Reader::new(MOST_BYTES), rest: Vec::new() }
     }
 
     /// Connects to a receiver.
@@ -182,7 +192,10 @@ impl Line {
             Address::Unix(path) => UnixStream::connect(path).map(|stream| Box::new(stream) as _),
             Address::Tcp(host) => TcpStream::connect(host).map(|stream| Box::new(stream) as _),
         };
-        stream.map(Self::of).map_err(|source| MigrateError::Unreachable { address: address.clone(), source })
+        let is_local = matches!(address, Address::Unix(_));
+        stream
+            .map(|stream| Self::of(stream, is_local))
+            .map_err(|source| MigrateError::Unreachable { address: address.clone(), source })
     }
 
     pub(super) fn put<T: Serialize>(&mut self, message: &T) -> Result<(), MigrateError> {
@@ -256,10 +269,10 @@ impl Place {
 
     /// Waits for the next one that connects.
     pub(super) fn accept(&self) -> io::Result<Line> {
-        Ok(Line::of(match self {
-            Self::Unix(listener, _) => Box::new(listener.accept()?.0),
-            Self::Tcp(listener) => Box::new(listener.accept()?.0),
-        }))
+        Ok(match self {
+            Self::Unix(listener, _) => Line::of(Box::new(listener.accept()?.0), true),
+            Self::Tcp(listener) => Line::of(Box::new(listener.accept()?.0), false),
+        })
     }
 }
 

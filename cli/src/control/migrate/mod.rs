@@ -20,4 +20,4 @@ mod send;
 
 pub use line::{Address, Line, MigrateError};
 pub use receive::Incoming;
-pub use send::{Moved, Progress, send};
+pub use send::{Moved, Progress, check, send};

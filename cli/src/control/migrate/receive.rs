@@ -30,6 +30,8 @@ pub struct Incoming {
     line: Line,
     /// A snapshot without pages: the VM's description.
     file: NamedTempFile,
+    /// The device and inode of each file of a disk that it writes to.
+    disks: Vec<(u64, u64)>,
 }
 
 impl Incoming {
@@ -41,10 +43,10 @@ impl Incoming {
         let place = Place::open(address)?;
         let broken = |source| MigrateError::NoPlace { address: address.clone(), source };
         // Whatever else connects is no sender.
-        let (line, state) = loop {
+        let (line, state, disks) = loop {
             let mut line = place.accept().map_err(broken)?;
-            if let Ok(Sent::Hello(state)) = line.get(HELLO) {
-                break (line, state);
+            if let Ok(Sent::Hello(state, disks)) = line.get(HELLO) {
+                break (line, state, disks);
             }
         };
         drop(place);
@@ -52,13 +54,19 @@ impl Incoming {
         let mut file = NamedTempFile::with_prefix("gnomon-incoming-").map_err(at)?;
         let (writer, front) = Writer::begin(&state.0);
         file.write_all(&front).and_then(|()| file.write_all(&writer.end())).map_err(at)?;
-        Ok(Self { line, file })
+        Ok(Self { line, file, disks })
     }
 
     /// Returns the path of a snapshot that describes the VM.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
+    }
+
+    /// Returns the device and inode of each file of a disk that the VM writes to, in the disks' order.
+    #[must_use]
+    pub fn disks(&self) -> &[(u64, u64)] {
+        &self.disks
     }
 
     /// Tells the sender that the VM cannot come.
@@ -84,7 +92,7 @@ impl Incoming {
         self.line.put(&Reply::Ready)?;
         loop {
             match self.line.get(QUIET)? {
-                Sent::Hello(_) => return Err(MigrateError::Nonsense("a second state comes first")),
+                Sent::Hello(..) => return Err(MigrateError::Nonsense("a second state comes first")),
                 Sent::Pages(pages) => load(client, Load::Pages(pages)).map(drop)?,
                 Sent::Zero(mut from, end) => {
                     while from < end {

@@ -3,6 +3,7 @@
 use super::line::{Line, MigrateError, PATIENCE, Reply, Sent};
 use crate::control::client::Client;
 use crate::control::save::{Held, ask};
+use crate::host::words::shown;
 use abi::control::save::{Changed, MOST_PAGES, Pages, Save};
 use abi::control::{Answer, Request};
 use abi::snapshot::State;
@@ -71,12 +72,7 @@ pub fn send(
     // From before it runs again: what hardware does unseen is left to Gnomon from then on.
     let is_live = saving.was_running && held.begin_log()?;
     held.end()?;
-    let has_disk = |state: State| state.told.disks.iter().any(|disk| !disk.is_read_only);
-    if State::decode(&early).is_none_or(has_disk) {
-        return Err(MigrateError::Disk(vm.1.into()));
-    }
-    line.put(&Sent::Hello(Bytes(early)))?;
-    line.expect(&Reply::Ready, START)?;
+    introduce(client, vm, line, early)?;
     let pages = saving.pages as usize;
     let set = || FixedBitSet::with_capacity(pages);
     let progress = Progress { round: 0, sent: 0, left: 0 };
@@ -114,6 +110,43 @@ pub fn send(
     let still = stood.elapsed();
     let (sent, used) = (sender.progress.sent, sender.there.count_ones(..) as u64);
     Ok(Moved { sent, used, rounds, still })
+}
+
+/// Checks whether the receiver at the other end of `line` can have the VM, which stands still only while its state is taken.
+///
+/// # Errors
+/// [`MigrateError`]: the reason why it cannot.
+pub fn check(client: &mut Client, vm: (u64, &str), line: &mut Line) -> Result<(), MigrateError> {
+    let mut held = Held::begin(client, vm)?;
+    let early = held.state()?;
+    held.end()?;
+    introduce(client, vm, line, early.clone())?;
+    line.put(&Sent::State(Bytes(early)))?;
+    line.expect(&Reply::Checked, PATIENCE)
+}
+
+/// Sends an early state of the VM, and waits until the receiver has made a VM of it.
+fn introduce(client: &mut Client, vm: (u64, &str), line: &mut Line, early: Vec<u8>) -> Result<(), MigrateError> {
+    let disks = disks(client, vm, line.is_local)?;
+    let has = |state: State| state.told.disks.iter().filter(|disk| !disk.is_read_only).count();
+    if State::decode(&early).map(has) != Some(disks.len()) {
+        return Err(client.nonsense().into());
+    }
+    line.put(&Sent::Hello(Bytes(early), disks))?;
+    line.expect(&Reply::Ready, START)
+}
+
+/// Returns the device and inode of each file of a disk that the VM writes to, if the other side can have all of them.
+fn disks(client: &mut Client, (number, vm): (u64, &str), is_local: bool) -> Result<Vec<(u64, u64)>, MigrateError> {
+    let all = client.vms()?.disks;
+    let own = all.into_iter().filter(|disk| disk.vm == number).map(|disk| {
+        let away = || "the other side is on another computer, for all that is known (tcp:)".to_owned();
+        match disk.obstacle.or_else(|| (!is_local).then(away)) {
+            None => Ok(disk.identity),
+            Some(why) => Err(MigrateError::Disk { vm: vm.into(), file: shown(&disk.file).into(), why: shown(&why) }),
+        }
+    });
+    own.collect()
 }
 
 impl<T: FnMut(Progress)> Sender<'_, T> {

@@ -160,6 +160,10 @@ pub enum DiskError {
         /// The other run.
         by: String,
     },
+    /// The VM that arrives has another disk.
+    #[error("{} is not a disk of the VM that arrives", .0.display())]
+    #[diagnostic(help("give it the disks that it has in the other run, in their order (--disk)"))]
+    NotTheSame(PathBuf),
     /// A VM has too many.
     #[error("VM `{vm}` has {count} disks: the limit is {MAX_DISKS}")]
     #[diagnostic(help("give it fewer: `disks` in the VM file, or --disk"))]

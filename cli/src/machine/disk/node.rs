@@ -18,6 +18,8 @@ pub struct Disk {
     pub format: Format,
     /// The use of the file.
     pub use_: Use,
+    /// True if another run's QEMU has the file open for writing as well, until the VM has arrived from there.
+    pub is_shared: bool,
     /// The disk with the sectors that an image does not have.
     pub backing: Option<Box<Disk>>,
     /// The file with the sectors of an image that has none itself.
@@ -45,7 +47,7 @@ impl Disk {
     /// A disk whose file has its sectors.
     #[must_use]
     pub fn raw(file: PathBuf, use_: Use) -> Self {
-        Self { file, format: Format::Raw, use_, backing: None, data: None }
+        Self { file, format: Format::Raw, use_, is_shared: false, backing: None, data: None }
     }
 
     /// All files of the disk, each with its use.
@@ -60,6 +62,10 @@ impl Disk {
         let mut node = json!({ "driver": self.format.name(), "file": file_node(&self.file) });
         if self.format == Format::Qcow2 {
             node["backing"] = self.backing.as_ref().map_or(Value::Null, |backing| backing.node());
+        }
+        if self.is_shared {
+            // QEMU's own locks are held until its process ends.
+            node["file"]["locking"] = "off".into();
         }
         if let Some(data) = &self.data {
             node["data-file"] = file_node(data);

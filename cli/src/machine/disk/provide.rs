@@ -1,17 +1,19 @@
 //! Provides the files of disks: checks them, makes them, and keeps other runs from them.
 
 use super::error::{Beside, DiskError};
+use super::lock::{Lock, open};
 use super::node::{Disk, PLACES, Snapshot, Use};
 use super::qcow2;
 use super::spec::{DiskSpec, Format};
 use crate::host::place::identity;
 use crate::host::size::Size;
 use abi::bundle::MAX_DISKS;
-use rustix::fs::{FlockOperation, flock, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
+use std::iter::repeat;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
@@ -21,12 +23,14 @@ const SECTOR: u64 = 512;
 pub struct Disks {
     /// The disks.
     pub all: Vec<Disk>,
-    /// The locks, held for as long as they live.
-    pub locks: Vec<File>,
+    /// The locks of their files, each with the disk's number. They are held for as long as they live.
+    pub locks: Vec<(usize, Arc<Lock>)>,
 }
 
 /// Provides the disks of all VMs, each given by its name and its disks. They are numbered through. `others` is how many virtio devices the
 /// machine has beside them and that of `swap`.
+/// If the VM arrives from another run, `arriving` has the device and inode of each file that it writes to: those locks are taken when that
+/// run has released them.
 ///
 /// # Errors
 /// [`DiskError`].
@@ -35,6 +39,7 @@ pub fn provide<'a>(
     snapshot: Snapshot,
     swap: Option<&Path>,
     others: usize,
+    arriving: Option<&[(u64, u64)]>,
 ) -> Result<Disks, DiskError> {
     let mut disks: Vec<Disk> = Vec::new();
     for (vm, specs) in vms {
@@ -60,8 +65,22 @@ pub fn provide<'a>(
         }
         before.extend(own);
     }
-    let files = disks.iter().flat_map(Disk::files);
-    let locks = files.map(|(file, use_)| lock(file, use_)).collect::<Result<_, _>>()?;
+    if let Some(arriving) = arriving {
+        let written = disks.iter_mut().filter(|disk| disk.use_ == Use::Write);
+        for (disk, theirs) in written.zip(arriving.iter().map(Some).chain(repeat(None))) {
+            if identity(&disk.file).as_ref() != theirs {
+                return Err(DiskError::NotTheSame(disk.file.clone()));
+            }
+            disk.is_shared = true;
+        }
+    }
+    let mut locks = Vec::new();
+    for (number, disk) in disks.iter().enumerate() {
+        for (file, use_) in disk.files() {
+            let lock = if disk.is_shared && use_ == Use::Write { Lock::later } else { Lock::take };
+            locks.push((number, Arc::new(lock(file, use_)?)));
+        }
+    }
     Ok(Disks { all: disks, locks })
 }
 
@@ -107,7 +126,7 @@ impl DiskSpec {
         self.check_beside(Beside::Data, header.data.as_deref(), self.data.as_deref())?;
         let backing = self.backing.as_ref().map(|backing| backing.provide_for(Use::Read).map(Box::new)).transpose()?;
         let data = self.data.as_deref().map(|data| open(data, use_).and_then(|_| absolute(data))).transpose()?;
-        Ok(Disk { file: absolute(&self.file)?, format, use_, backing, data })
+        Ok(Disk { file: absolute(&self.file)?, format, use_, is_shared: false, backing, data })
     }
 
     /// Checks that the file holds what it is taken for; returns the header of an image. What the sectors of a raw one begin with is the
@@ -142,40 +161,10 @@ impl DiskSpec {
     }
 }
 
-/// Opens a file as it will be used.
-fn open(file: &Path, use_: Use) -> Result<File, DiskError> {
-    let unusable = |source| DiskError::Unusable { file: file.into(), source };
-    if !std::fs::metadata(file).map_err(unusable)?.is_file() {
-        return Err(DiskError::NoFile(file.into()));
-    }
-    OpenOptions::new().read(true).write(use_ == Use::Write).open(file).map_err(unusable)
-}
-
 /// The path by which QEMU opens a file, whatever the name looks like.
 fn absolute(file: &Path) -> Result<PathBuf, DiskError> {
     let path = std::path::absolute(file).map_err(|source| DiskError::Unusable { file: file.into(), source })?;
     if path.to_str().is_some() { Ok(path) } else { Err(DiskError::NotText(file.into())) }
-}
-
-/// The file systems (`f_type`) that take this lock for those of QEMU's: NFS, and the versions of SMB.
-const SHARING_LOCKS: [u32; 3] = [0x6969, 0xff53_4d42, 0xfe53_4d42];
-
-/// Takes a file: for this run alone, or with others that only read it. Without locks of the file system, QEMU's own have to do.
-pub(crate) fn lock(file: &Path, use_: Use) -> Result<File, DiskError> {
-    let opened = open(file, use_)?;
-    let how = match use_ {
-        Use::Write => FlockOperation::NonBlockingLockExclusive,
-        Use::Snapshot | Use::Read => FlockOperation::NonBlockingLockShared,
-    };
-    if fstatfs(&opened).is_ok_and(|system| SHARING_LOCKS.contains(&(system.f_type as u32))) {
-        return Ok(opened);
-    }
-    match flock(&opened, how) {
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(DiskError::Busy { file: file.into(), use_, by: "another program".into() })
-        }
-        Ok(()) | Err(_) => Ok(opened),
-    }
 }
 
 #[cfg(test)]
@@ -238,7 +227,8 @@ mod tests {
         let spec = |file: &Path, readonly| DiskSpec { file: file.into(), readonly, ..DiskSpec::default() };
         let both = |one, other, snapshot, swap| {
             let (one, other) = ([spec(&path, one)], [spec(&link, other)]);
-            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, 0).map(|disks| disks.all.len())
+            provide([("v", &one[..]), ("w", &other[..])].into_iter(), snapshot, swap, 0, None)
+                .map(|disks| disks.all.len())
         };
         assert!(matches!(both(false, false, Snapshot::No, None), Err(DiskError::Twice(_))));
         assert!(matches!(both(true, false, Snapshot::No, None), Err(DiskError::Twice(_))));
@@ -246,11 +236,11 @@ mod tests {
         assert_eq!(both(true, true, Snapshot::No, None).ok(), Some(2));
         assert_eq!(both(false, false, Snapshot::Yes, None).ok(), Some(2));
         let many = vec![spec(&path, true); MAX_DISKS + 1];
-        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, 0);
+        let too_many = provide([("v", &many[..])].into_iter(), Snapshot::No, None, 0, None);
         assert!(matches!(too_many, Err(DiskError::TooMany { .. })));
         let full = vec![spec(&path, true); MAX_DISKS];
         let vms = [("v", &full[..]), ("w", &full[..])];
-        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None, 0), Err(DiskError::NoPlaces(14))));
+        assert!(matches!(provide(vms.into_iter(), Snapshot::No, None, 0, None), Err(DiskError::NoPlaces(14))));
     }
 
     /// Files in a directory: images whose headers name others, and those.
@@ -308,7 +298,7 @@ mod tests {
     #[test]
     fn a_file_is_one_runs_or_those_that_read_it() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let lock = |use_| lock(file.path(), use_);
+        let lock = |use_| Lock::take(file.path(), use_);
         let writes = lock(Use::Write).expect("free");
         for use_ in [Use::Write, Use::Snapshot, Use::Read] {
             let busy = lock(use_).expect_err("it is in use").held_by(|_| Some("other".into()));
@@ -325,5 +315,33 @@ mod tests {
         };
         let _reads = [reads, lock(Use::Read).expect("shared")];
         assert!(matches!(lock(Use::Write), Err(DiskError::Busy { .. })));
+    }
+
+    #[test]
+    fn a_disk_that_arrives_is_the_one_that_the_other_run_releases() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [path, copy] = ["a", "copy"].map(|name| dir.path().join(name));
+        for path in [&path, &copy] {
+            std::fs::write(path, [0; 512]).expect("written");
+        }
+        let provide = |file: &Path, theirs: &[(u64, u64)]| {
+            let specs = [DiskSpec { file: file.into(), ..DiskSpec::default() }];
+            super::provide([("v", &specs[..])].into_iter(), Snapshot::No, None, 0, Some(theirs))
+        };
+        let theirs = Lock::take(&path, Use::Write).expect("free");
+        let identity = theirs.identity().expect("it is there");
+        for theirs in [&[][..], &[identity][..]] {
+            assert!(matches!(provide(&copy, theirs), Err(DiskError::NotTheSame(_))));
+        }
+        let arriving = provide(&path, &[identity]).expect("as agreed");
+        assert_eq!(arriving.all[0].node()["file"]["locking"], "off");
+        let (_, ours) = &arriving.locks[0];
+        let since = std::time::Instant::now();
+        assert!(matches!(ours.retake(), Err(DiskError::Busy { .. })), "it is the other run's");
+        assert!(since.elapsed().as_secs() >= 2);
+        theirs.release();
+        ours.retake().expect("it is released");
+        ours.retake().expect("it is ours");
+        assert!(matches!(theirs.try_again(), Err(DiskError::Busy { .. })));
     }
 }

@@ -50,6 +50,15 @@ pub enum SpecError {
         "leave `l2` out, or let it be a hypervisor: set `nested = true` in the VM file or give --nested"
     ))]
     NoHypervisor(String),
+    /// A VM is promised an extension that not every mode offers, and is to be portable.
+    #[error("VM `{vm}` is portable, and is promised an extension that not every mode offers: {key}")]
+    #[diagnostic(help("leave out one of the two: `cpu` (--cpu), or `{key}` (--{key})"))]
+    NotPortable {
+        /// The VM.
+        vm: String,
+        /// The extension's key.
+        key: &'static str,
+    },
     /// More VMs than a bundle can hold.
     #[error("{0} VMs are too many: the limit is {MAX_VMS}")]
     #[diagnostic(help("give fewer VM files"))]

@@ -9,7 +9,7 @@ use crate::machine::disk::DiskSpec;
 use crate::machine::net::{Card, ForwardTo, GATEWAY_MAC, NetError};
 use crate::machine::port;
 use crate::machine::share::ShareSpec;
-use crate::vm::file::{Balloon, Console, Initrd, Kernel, LEAST_MEMORY, VmFile};
+use crate::vm::file::{Balloon, Console, Cpu, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
 use abi::agent;
 use abi::bundle::{
@@ -147,6 +147,9 @@ impl VmSpec {
 
     fn complete(vm: VmFile, has_exec: bool) -> Result<Self, SpecError> {
         let has_l2_alone = vm.l2.is_some() && vm.nested != Some(true);
+        let is_portable = vm.cpu == Some(Cpu::Portable);
+        let promised =
+            [("svvptc", vm.svvptc), ("svadu", vm.svadu)].into_iter().find(|(_, switch)| *switch == Some(true));
         let way = vm.vmspace.unwrap_or_default();
         let mut spec = Self {
             memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
@@ -166,8 +169,8 @@ impl VmSpec {
             console: vm.console.unwrap_or(Console::Uart),
             mmu: vm.mmu.or((way == Way::Soft).then_some(MmuMode::Lazy)),
             lane: vm.lane,
-            svvptc: vm.svvptc.unwrap_or(true),
-            svadu: vm.svadu,
+            svvptc: vm.svvptc.unwrap_or(!is_portable),
+            svadu: vm.svadu.or(is_portable.then_some(false)),
             nested: vm.nested.unwrap_or(false),
             l2: vm.l2.unwrap_or_default(),
             vmspace: way,
@@ -188,6 +191,9 @@ impl VmSpec {
         };
         if !is_name(&spec.name) {
             return Err(SpecError::Name(spec.name));
+        }
+        if let Some((key, _)) = promised.filter(|_| is_portable) {
+            return Err(SpecError::NotPortable { vm: spec.name, key });
         }
         if has_l2_alone {
             return Err(SpecError::NoHypervisor(spec.name));

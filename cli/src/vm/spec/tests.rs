@@ -51,6 +51,11 @@ fn what_cannot_be_is_refused() {
     let l2 = VmFile { l2: Some(L2Tables::Collapsed), ..vm.clone() };
     assert_eq!(settle(l2.clone()), Err(SpecError::NoHypervisor("linux".into())));
     assert!(settle(VmFile { nested: Some(true), ..l2 }).is_ok());
+    let portable = VmFile { cpu: Some(Cpu::Portable), ..vm.clone() };
+    let told = settle(portable.clone()).map(|vms| (vms[0].svvptc, vms[0].svadu));
+    assert_eq!(told, Ok((false, Some(false))));
+    let refused = settle(VmFile { svadu: Some(true), ..portable });
+    assert_eq!(refused, Err(SpecError::NotPortable { vm: "linux".into(), key: "svadu" }));
     let way = |way, mmu| settle(VmFile { vmspace: Some(way), mmu, ..vm.clone() });
     let refused = |way: Way, mode| Err(SpecError::Vmspace { vm: "linux".into(), way: way.name(), mode });
     for mode in [MmuMode::TwoStage, MmuMode::Adaptive] {

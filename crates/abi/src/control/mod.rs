@@ -241,6 +241,21 @@ pub struct Vms {
     pub lost: Vec<(String, String)>,
     /// Ports that programs of the host are connected to. The run adds them as well.
     pub ports: Vec<PortUse>,
+    /// Disks that VMs write to, each VM's in their order. The run adds them as well.
+    pub disks: Vec<DiskUse>,
+}
+
+/// A file of the host that is a disk which a VM writes to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DiskUse {
+    /// The VM's number.
+    pub vm: u64,
+    /// The file's path.
+    pub file: String,
+    /// Its device and inode.
+    pub identity: (u64, u64),
+    /// The reason why the run cannot give it to another run, if it cannot.
+    pub obstacle: Option<String>,
 }
 
 /// A port that a program of the host is connected to.
@@ -342,6 +357,7 @@ mod tests {
                 vms: vec![vm; 64],
                 lost: Vec::new(),
                 ports: Vec::new(),
+                disks: Vec::new(),
             }),
             Answer::Counters(vec![("exits.total".into(), 0), ("zeroes".into(), u64::MAX)]),
             Answer::Values(vec![0, 300, u64::MAX]),
