@@ -1,6 +1,7 @@
 //! One program for all targets: `GNOMON_FUZZ` names the one that the fuzzer's inputs go to.
 #![no_main]
 
+mod agent;
 mod api;
 mod control;
 mod exits;
@@ -21,9 +22,11 @@ use std::sync::OnceLock;
 type Target = fn(&[u8]);
 
 /// The targets: what guests and files feed Gnomon.
-const TARGETS: [(&str, Target); 16] = [
+const TARGETS: [(&str, Target); 18] = [
+    ("agent", agent::agent),
     ("answers", control::answers),
     ("api", api::api),
+    ("archive", agent::archive),
     ("bundle", files::bundle),
     ("exits", exits::exits),
     ("frames", frames::frames),

@@ -62,8 +62,10 @@ macro_rules! targets {
 }
 
 targets! {
+    agent: "agent",
     answers: "answers",
     api: "api",
+    archive: "archive",
     bundle: "bundle",
     exits: "exits",
     frames: "frames",

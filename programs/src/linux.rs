@@ -1,6 +1,7 @@
 //! The interface to Linux that programs need: start, arguments, system calls, memory, figures and markers.
 #![expect(unsafe_code, reason = "system calls, hints, and no runtime")]
 
+pub mod heap;
 pub mod process;
 
 use abi::report::FIGURE;
@@ -35,9 +36,20 @@ pub mod number {
 global_asm!(".global _start", "_start:", "mv a0, sp", "andi sp, sp, -16", "tail {start}", start = sym start);
 
 /// Names the program's `main`, which takes its [`Args`] and may fail with a [`Failure`].
+///
+/// Such a program has no heap, unless it says `entry_point!(main, heap)`.
 #[macro_export]
 macro_rules! entry_point {
     ($main:path) => {
+        $crate::entry_point!($main, $crate::linux::NoHeap, $crate::linux::NoHeap);
+    };
+    ($main:path, heap) => {
+        $crate::entry_point!($main, $crate::linux::heap::Heap, $crate::linux::heap::Heap::new());
+    };
+    ($main:path, $kind:ty, $heap:expr) => {
+        #[global_allocator]
+        static HEAP: $kind = $heap;
+
         #[expect(unsafe_code, reason = "the runtime finds the program's main by its symbol")]
         #[unsafe(no_mangle)]
         fn program_main(args: $crate::linux::Args) -> Result<(), $crate::linux::Failure> {
@@ -63,7 +75,8 @@ extern "C" fn start(stack: *const usize) -> ! {
 }
 
 /// There is no heap. The crate `abi` can use one, so the linker asks for it.
-struct NoHeap;
+#[derive(Debug)]
+pub struct NoHeap;
 
 // SAFETY: it never gives memory out.
 unsafe impl core::alloc::GlobalAlloc for NoHeap {
@@ -73,9 +86,6 @@ unsafe impl core::alloc::GlobalAlloc for NoHeap {
 
     unsafe fn dealloc(&self, _: *mut u8, _: core::alloc::Layout) {}
 }
-
-#[global_allocator]
-static NO_HEAP: NoHeap = NoHeap;
 
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {

@@ -6,6 +6,7 @@ mod background;
 mod bench;
 mod console;
 mod control;
+mod cp;
 mod exec;
 mod gdb;
 mod migrate;
@@ -13,6 +14,7 @@ mod port;
 mod power;
 mod run;
 mod script;
+mod shell;
 mod snapshot;
 mod test;
 mod watch;
@@ -55,6 +57,8 @@ enum Action {
     Migrate(migrate::MigrateArgs),
     Console(console::ConsoleArgs),
     Port(port::PortArgs),
+    Shell(shell::ShellArgs),
+    Cp(cp::CpArgs),
     Gdb(gdb::GdbArgs),
     Trace(watch::TraceArgs),
     Events(api::EventsArgs),
@@ -109,6 +113,8 @@ impl Action {
             | Self::Migrate(_)
             | Self::Console(_)
             | Self::Port(_)
+            | Self::Shell(_)
+            | Self::Cp(_)
             | Self::Gdb(_)
             | Self::Confine(_)
             | Self::EndGroup(_)
@@ -150,6 +156,8 @@ pub fn main() -> ExitCode {
         Action::Migrate(args) => args.run(),
         Action::Console(args) => args.run(),
         Action::Port(args) => args.run(),
+        Action::Shell(args) => args.run(),
+        Action::Cp(args) => args.run(),
         Action::Gdb(args) => args.run(),
         Action::Trace(args) => args.run(),
         Action::Events(args) => args.run(),

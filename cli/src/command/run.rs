@@ -143,6 +143,9 @@ pub struct RunArgs {
     /// Give each VM a power key, by which `gnomon shutdown` asks its guest [default: on with --debian and --kernel disk]
     #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
     powerkey: Option<Switch>,
+    /// Let `gnomon shell` and `gnomon cp` reach each VM [default: on with Gnomon's own initrd or --debian, and without --exec]
+    #[arg(long, value_name = "on|off", num_args = 0..=1, default_missing_value = "on")]
+    shell: Option<Switch>,
     /// A port for each VM, to exchange bytes with programs of this host; in the guest /dev/virtio-ports/NAME; can be given more than once (see docs/vm-file.md)
     #[arg(long, value_name = "NAME")]
     port: Vec<String>,
@@ -406,6 +409,7 @@ impl RunArgs {
             shares: Some(self.share).filter(|shares| !shares.is_empty()),
             rng: self.rng.map(|switch| switch == Switch::On),
             powerkey: self.powerkey.map(|switch| switch == Switch::On),
+            shell: self.shell.map(|switch| switch == Switch::On),
             ports: Some(self.port).filter(|ports| !ports.is_empty()),
             net: self.net.map(|switch| switch == Switch::On),
             // One VM's, and so by VM files, or by what names it.
@@ -449,6 +453,7 @@ impl RunArgs {
             seat: self.seat,
             console: RunSpec::console_mode(self.exec.as_deref()),
             terminal: TerminalSize::of_output().filter(|_| self.exec.is_none()),
+            has_shells: self.control != Some(Switch::Off) && self.exec.is_none(),
             incoming: None,
             exec: self.exec,
             clock: if self.icount { Clock::Instructions } else { Clock::Real },

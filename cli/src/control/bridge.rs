@@ -4,6 +4,8 @@
 use super::journal::{Happening, Journal};
 use super::ports::{self, SILENT};
 use super::runs::{Claim, VmDisk};
+use super::sessions;
+use abi::agent;
 use abi::control::debug::Debug;
 use abi::control::frame::{Bad, Reader, decode, encode};
 use abi::control::save::{Load, NOT_YET, Save, Saving};
@@ -98,6 +100,16 @@ impl Bridge {
         }
         for socket in &claim.ports {
             let Ok(listener) = socket.listener.try_clone() else { continue };
+            if socket.name == agent::PORT {
+                let (shared, vm, port) = (Arc::clone(&shared), socket.vm, socket.port);
+                let ask = move |wish| shared.pass_on(&Request::Port(vm, port, wish));
+                let next = {
+                    let shared = Arc::clone(&bridge);
+                    move || shared.connections.fetch_add(1, Ordering::SeqCst)
+                };
+                sessions::serve(listener, ask, next);
+                continue;
+            }
             let (shared, vm, port, name) = (Arc::clone(&shared), socket.vm, socket.port, socket.name.clone());
             // One after the other.
             thread::spawn(move || {

@@ -21,6 +21,8 @@ pub mod runs;
 pub mod sample;
 pub mod save;
 pub mod screen;
+pub mod session;
+pub mod sessions;
 #[cfg(test)]
 mod tests;
 pub mod trace;
@@ -217,6 +219,53 @@ pub enum ControlError {
         /// The ports that it has.
         known: Vec<String>,
     },
+    /// `gnomon shell` cannot reach the VM.
+    #[error("VM `{0}` was started without an agent for gnomon shell and gnomon cp")]
+    #[diagnostic(help(
+        "Gnomon's own initrd and Debian roots have one, without --exec and --shell off; other guests have a console (gnomon console {0}), \
+         ports, and ssh if they run a server (--forward 2222:22)"
+    ))]
+    NoShell(String),
+    /// The VM's agent does not answer.
+    #[error("VM `{vm}` has no agent that answers within {} s", limit.as_secs())]
+    #[diagnostic(help(
+        "if it is booting, wait: gnomon shell --timeout SECONDS; if its agent has ended or it runs another system, use its console: gnomon console {vm}"
+    ))]
+    NoAgent {
+        /// The VM.
+        vm: String,
+        /// The longest time to wait.
+        limit: Duration,
+    },
+    /// The VM's agent is of another version.
+    #[error(
+        "the agent in VM `{vm}` speaks version {theirs} of its protocol, this command version {}",
+        abi::agent::VERSION
+    )]
+    #[diagnostic(help(
+        "start the VM over, so that it gets this version: gnomon reboot {vm}; or use the `gnomon` that it was started with"
+    ))]
+    AgentVersion {
+        /// The VM.
+        vm: String,
+        /// Its version.
+        theirs: u16,
+    },
+    /// The agent cannot start the program.
+    #[error("VM `{vm}` cannot run it: {why}")]
+    #[diagnostic(help(
+        "gnomon shell {vm} gives a shell, if that works; gnomon console {vm} shows what its system says"
+    ))]
+    Unstarted {
+        /// The VM.
+        vm: String,
+        /// The agent's reason, without control characters.
+        why: String,
+    },
+    /// The session has ended without the program's end.
+    #[error("the session in VM `{0}` was cut off: the VM, its agent or the run has ended")]
+    #[diagnostic(help("gnomon ps lists the VMs that are running"))]
+    CutOff(String),
     /// A port's socket would have too long a path.
     #[error("the socket of port `{port}` of VM `{vm}` would have a path of over {most} bytes: {path}", most = MOST_PATH)]
     #[diagnostic(help("choose shorter names for the run (--as NAME), the VM (`name`) or the port (`ports`)"))]

@@ -5,6 +5,7 @@ use super::{ControlError, MOST_NAME, MOST_PATH};
 use crate::host::place::identity;
 use crate::host::words::is_name_char;
 use crate::machine::disk::Lock;
+use abi::agent;
 use abi::control::DiskUse;
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::socket_peercred;
@@ -223,6 +224,10 @@ impl Runs {
             for (port, name) in (0..).zip(ports) {
                 let path = self.port_path(&claim.name, vm, name);
                 if path.as_os_str().len() > MOST_PATH {
+                    // VMs have that one without being asked for it.
+                    if name == agent::PORT {
+                        continue;
+                    }
                     return Err(ControlError::LongPath { vm: vm.clone(), port: name.clone(), path });
                 }
                 claim.ports.push(PortSocket { vm: number, port, name: name.clone(), listener: bind(&path)? });
@@ -260,12 +265,13 @@ impl Runs {
         self.file(run, PORTS).join(vm).join(port)
     }
 
-    /// The names of a VM's ports, in the order of the alphabet.
+    /// The names of a VM's ports, in the order of the alphabet. That of `gnomon shell` is not among them.
     #[must_use]
     pub fn ports(&self, run: &str, vm: &str) -> Vec<String> {
         let entries = fs::read_dir(self.file(run, PORTS).join(vm));
         let mut names: Vec<_> =
             entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.retain(|name| name != agent::PORT);
         names.sort_unstable();
         names
     }
@@ -281,6 +287,17 @@ impl Runs {
             return Err(ControlError::UnknownPort { run, vm, name, known });
         }
         UnixStream::connect(self.port_path(&run, &vm, port)).map_err(|source| ControlError::Socket { run, source })
+    }
+
+    /// Connects to the sessions of a VM's agent.
+    ///
+    /// # Errors
+    /// [`ControlError::NoShell`] if the VM has no port for them.
+    pub fn connect_shell(&self, run: &str, vm: &str) -> Result<UnixStream, ControlError> {
+        UnixStream::connect(self.port_path(run, vm, agent::PORT)).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => ControlError::NoShell(vm.into()),
+            _ => ControlError::Socket { run: run.into(), source },
+        })
     }
 
     /// The names of the active runs. Files of dead runs are removed.

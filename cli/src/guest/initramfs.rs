@@ -1,5 +1,6 @@
 //! The default guest's initramfs: Debian's busybox and an init script, as a cpio archive.
 
+use crate::guest::agent;
 use crate::guest::modules::FOLDER;
 use cpio::newc::{Builder, ModeFileType};
 use miette::Diagnostic;
@@ -10,6 +11,8 @@ use std::io::Write;
 const INIT: &str = include_str!("initramfs/init.sh");
 /// The first process where a whole system is on the first disk, to which it hands over.
 const INIT_ROOT: &str = include_str!("initramfs/init-root.sh");
+/// The part that gives the agent to the system of [`INIT_ROOT`].
+const AGENT_ROOT: &str = include_str!("initramfs/agent-root.sh");
 /// The common start of both scripts.
 const COMMON: &str = include_str!("initramfs/common.sh");
 /// The only user.
@@ -108,7 +111,8 @@ pub fn build_for(
     archive.finish()
 }
 
-/// The first process, which loads those of the files that are modules once it has mounted what drivers use.
+/// The first process, which loads those of the files that are modules once it has mounted what drivers use, and starts
+/// the agent if that is one of the files.
 fn init(first: First, files: &[(&str, &[u8])]) -> String {
     const AFTER: &str = ". /etc/gnomon.sh\n";
     let modules = files.iter().filter(|(path, _)| path.starts_with(FOLDER));
@@ -117,7 +121,16 @@ fn init(first: First, files: &[(&str, &[u8])]) -> String {
         First::Shell => INIT,
         First::Root => INIT_ROOT,
     };
-    script.replacen(AFTER, &format!("{AFTER}{load}"), 1)
+    let script = script.replacen(AFTER, &format!("{AFTER}{load}"), 1);
+    if !files.iter().any(|(path, _)| *path == agent::PATH) {
+        return script;
+    }
+    // A guest without it starts as ever, to the instruction.
+    let (before, start) = match first {
+        First::Shell => ("cd /root\n", "gnomon-agent &\n"),
+        First::Root => ("[ ! -e /bin/mark ]", AGENT_ROOT),
+    };
+    script.replacen(before, &format!("{start}{before}"), 1)
 }
 
 /// An archive that is being made.
@@ -230,6 +243,10 @@ pub(crate) mod tests {
         let root = super::init(First::Root, &[("lib/modules/b.ko", b"b")]);
         assert_eq!(root.replace("insmod /lib/modules/b.ko\n", ""), INIT_ROOT);
         assert_ne!(root, INIT_ROOT);
+        for (first, script, start) in [(First::Shell, INIT, "gnomon-agent &\n"), (First::Root, INIT_ROOT, AGENT_ROOT)] {
+            let init = super::init(first, &[(agent::PATH, b"agent")]);
+            assert!(init != script && init.replacen(start, "", 1) == script, "{init}");
+        }
     }
 
     #[test]

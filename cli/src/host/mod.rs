@@ -13,5 +13,6 @@ mod stamp;
 pub mod table;
 pub mod tty;
 pub mod turns;
+pub mod unpack;
 pub mod words;
 pub mod written;

@@ -24,6 +24,7 @@ use crate::machine::process::{Machine, MachineError};
 use crate::machine::qemu::{Boot, MachineSpec};
 use crate::machine::stream::Piece;
 use crate::run::console::{ExecDemux, PanicWatch};
+use abi::agent;
 use abi::bundle::ConsoleMode;
 use abi::control::Request;
 use abi::record::Record;
@@ -50,7 +51,8 @@ fn claim(prepared: &Prepared, name: Option<&str>, usual: &str) -> Result<Claim, 
 
 /// Lets other commands reach a run, if that can be. Only a name that was asked for must be had, and the way to ports.
 fn reach(prepared: &Prepared, machine: &mut MachineSpec, how: &Reach) -> miette::Result<Option<Bridge>> {
-    let has_ports = prepared.ports.iter().any(|ports| !ports.is_empty());
+    // That of `gnomon shell` is there by default.
+    let has_ports = prepared.ports.iter().flatten().any(|port| port != agent::PORT);
     let Reach::As(name) = how else { return Ok(None) };
     let usual = prepared.vms.first().map_or("run", String::as_str);
     let claim = if machine.has_place() {

@@ -3,6 +3,7 @@
 use super::spec::RunSpec;
 use crate::control::runs::{self, VmDisk};
 use crate::guest::added;
+use crate::guest::agent;
 use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
 use crate::guest::modules::{self, Needs};
@@ -165,6 +166,9 @@ struct Contents {
 /// Whatever stands in the way, with a remedy.
 pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prepared> {
     let mut vms = VmSpec::settle(spec.files.clone(), &spec.options, spec.exec.is_some())?;
+    if spec.has_shells {
+        vms.iter_mut().for_each(VmSpec::offer_shell);
+    }
     spec::forward(&mut vms, &spec.forwards)?;
     spec::check_machine(&vms, spec.seat, spec.h)?;
     let most_vcpus = vms.iter().map(|vm| vm.vcpus).max().unwrap_or(1);
@@ -350,6 +354,10 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
             if first == First::Root {
                 added.insert(initramfs::NOW_PATH.into(), format!("{}\n", spec.roots.now).into_bytes());
                 added.insert(initramfs::KEYS_PATH.into(), spec.roots.keys.clone().into_bytes());
+            }
+            if vm.has_shell() && vm.takes_agent() {
+                added.insert(agent::PATH.into(), agent::provide()?);
+                added.insert(agent::UNIT_PATH.into(), agent::UNIT.into());
             }
             let files = drivers.iter().map(|(path, content)| (path, content)).chain(&added);
             let files = files.map(|(path, content)| (path.as_str(), content.as_slice()));

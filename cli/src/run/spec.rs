@@ -55,6 +55,8 @@ pub struct RunSpec {
     pub console: ConsoleMode,
     /// The size of the terminal that shells run on, if it is one.
     pub terminal: Option<TerminalSize>,
+    /// True if `gnomon shell` may reach VMs whose files do not say otherwise.
+    pub has_shells: bool,
     /// The device and inode of each file of a disk that the VM writes to, if it arrives from another run. Its snapshot only describes it.
     pub incoming: Option<Vec<(u64, u64)>>,
 }
@@ -110,6 +112,7 @@ impl RunSpec {
             qemu_args: Vec::new(),
             console: ConsoleMode::Lines,
             terminal: None,
+            has_shells: false,
             incoming: None,
         }
     }

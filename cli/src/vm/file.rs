@@ -95,6 +95,8 @@ pub struct VmFile {
     pub rng: Option<bool>,
     /// Adds a power key.
     pub powerkey: Option<bool>,
+    /// Lets `gnomon shell` and `gnomon cp` reach it.
+    pub shell: Option<bool>,
     /// Names of ports by which programs of the host's speak with it.
     pub ports: Option<Vec<String>>,
     /// Ports of the host's network that lead to it.
@@ -372,6 +374,7 @@ impl VmFile {
             mac: over.mac.or(self.mac),
             rng: over.rng.or(self.rng),
             powerkey: over.powerkey.or(self.powerkey),
+            shell: over.shell.or(self.shell),
             ports: over.ports.or(self.ports),
             forward: over.forward.or(self.forward),
             restore: over.restore.or(self.restore),

@@ -1,11 +1,13 @@
 //! Formats that cross a boundary: the bundle of VM images, from the command to the hypervisor; the hypervisor's records
 //! for programs; the messages of the control channel; snapshots of VMs; the page of the root cache, between a guest's
-//! kernel and the hypervisor; the address-space calls; the packets of shares; the credits of the network; and the reports of test guests.
+//! kernel and the hypervisor; the address-space calls; the packets of shares; the credits of the network; the messages of a
+//! guest's agent; and the reports of test guests.
 #![no_std]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
 
+pub mod agent;
 pub mod bundle;
 pub mod control;
 pub mod credit;

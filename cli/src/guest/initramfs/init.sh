@@ -3,14 +3,14 @@
 export PATH=/bin HOME=/root TERM=linux
 . /etc/gnomon.sh
 console
-network /etc/resolv.conf
-shares /mnt
-ports
-cd /root
 if [ -e /dev/input/event0 ]; then
     # A power key. Its first event, of 24 bytes, is that it goes down.
     { dd if=/dev/input/event0 of=/dev/null bs=24 count=1 2> /dev/null && poweroff -f; } &
 fi
+network /etc/resolv.conf
+shares /mnt
+ports
+cd /root
 
 if [ -f /exec.sh ]; then
     # Kernel messages would end up between the commands' output.

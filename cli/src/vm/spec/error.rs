@@ -146,6 +146,12 @@ pub enum SpecError {
     #[error("VM `{0}` has a source of random bytes, but with --icount each run must be the same")]
     #[diagnostic(help("leave out one of the two: --rng (`rng` in the VM file), or --icount"))]
     NoEntropy(String),
+    /// Its guest has no agent.
+    #[error("VM `{0}` has `shell`, and Gnomon cannot put its agent into this guest")]
+    #[diagnostic(help(
+        "leave out `shell` or --shell; or boot Debian's kernel with Gnomon's own initrd, or a Debian `root`, and not a snapshot"
+    ))]
+    Shell(String),
     /// Its ports cannot be.
     #[error(transparent)]
     #[diagnostic(transparent)]

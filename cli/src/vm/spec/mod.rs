@@ -11,7 +11,10 @@ use crate::machine::port;
 use crate::machine::share::ShareSpec;
 use crate::vm::file::{Balloon, Console, Cpu, Initrd, Kernel, LEAST_MEMORY, VmFile};
 use crate::vm::root::Root;
-use abi::bundle::{L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes};
+use abi::agent;
+use abi::bundle::{
+    L2Tables, LEAST_SHADOW_BYTES_PER_VCPU, MAX_PORTS, MAX_VCPUS, MAX_VMS, MmuMode, default_shadow_bytes,
+};
 use abi::vmspace::Way;
 pub use error::SpecError;
 use std::path::PathBuf;
@@ -93,6 +96,8 @@ pub struct VmSpec {
     pub rng: Option<bool>,
     /// The user's switch for a power key.
     pub power_key: Option<bool>,
+    /// The user's switch for `gnomon shell`.
+    pub shell: Option<bool>,
     /// Names of its ports.
     pub ports: Vec<String>,
     /// Its network card, if it has one.
@@ -146,7 +151,7 @@ impl VmSpec {
         let promised =
             [("svvptc", vm.svvptc), ("svadu", vm.svadu)].into_iter().find(|(_, switch)| *switch == Some(true));
         let way = vm.vmspace.unwrap_or_default();
-        let spec = Self {
+        let mut spec = Self {
             memory: vm.memory.unwrap_or(if vm.has_system() { DEFAULT_SYSTEM_MEMORY } else { DEFAULT_MEMORY }),
             name: vm.name.clone().unwrap_or_else(|| default_name(&vm)),
             // Known only among the others.
@@ -177,6 +182,7 @@ impl VmSpec {
             shares: vm.shares.unwrap_or_default(),
             rng: vm.rng,
             power_key: vm.powerkey,
+            shell: vm.shell,
             ports: vm.ports.unwrap_or_default(),
             // By its place among the others.
             net: None,
@@ -205,6 +211,10 @@ impl VmSpec {
         }
         if spec.memory < LEAST_MEMORY || !spec.memory.0.is_multiple_of(PAGE) {
             return Err(SpecError::Memory { vm: spec.name, memory: spec.memory });
+        }
+        if spec.shell == Some(true) && !has_exec {
+            spec.check_shell()?;
+            spec.add_shell();
         }
         port::check(&spec.name, &spec.ports)?;
         spec.check_root()?;
@@ -339,6 +349,36 @@ impl VmSpec {
     #[must_use]
     pub fn has_power_key(&self) -> bool {
         self.power_key.unwrap_or(self.has_system())
+    }
+
+    /// Returns whether its guest is one that Gnomon puts its agent into.
+    #[must_use]
+    pub fn takes_agent(&self) -> bool {
+        let is_own = self.initrd.as_ref().is_none_or(|initrd| *initrd == Initrd::Busybox);
+        self.kernel == Kernel::Debian && is_own && self.restore.is_none()
+    }
+
+    /// Returns whether `gnomon shell` can reach the VM's guest, if that has an agent.
+    #[must_use]
+    pub fn has_shell(&self) -> bool {
+        self.ports.iter().any(|port| port == agent::PORT)
+    }
+
+    /// Lets `gnomon shell` reach the VM unless the user has decided, if its guest takes the agent and a port is free.
+    pub fn offer_shell(&mut self) {
+        if self.shell.is_none() && self.takes_agent() && self.ports.len() < MAX_PORTS {
+            self.add_shell();
+        }
+    }
+
+    fn add_shell(&mut self) {
+        if !self.has_shell() {
+            self.ports.push(agent::PORT.into());
+        }
+    }
+
+    fn check_shell(&self) -> Result<(), SpecError> {
+        if self.takes_agent() { Ok(()) } else { Err(SpecError::Shell(self.name.clone())) }
     }
 
     /// The most of its RAM that is in memory at a time.

@@ -74,24 +74,36 @@ pub fn encode<T: Serialize>(number: u32, message: &T) -> Vec<u8> {
 /// The frame of a message, for a receiver of that version.
 #[must_use]
 pub fn encode_as<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8> {
-    let header = |length: u32| {
-        let mut header = Vec::with_capacity(HEADER + TRAILER);
-        header.extend(version.to_le_bytes());
-        header.extend(number.to_le_bytes());
-        header.extend(length.to_le_bytes());
-        header
-    };
-    // Serializing plain data into memory cannot fail.
-    let plain = serialize_with_flavor(message, Behind(header(0))).unwrap_or_default();
+    let plain = plain(version, number, message);
     let message = plain.get(HEADER..).unwrap_or_default();
     if message.len() < LONG {
         return stuffed(plain, 0);
     }
     let length = message.len() as u32;
-    let mut frame = stuffed(header(length), message.len() + LONG_TRAILER);
+    let mut frame = stuffed(header(version, number, length), message.len() + LONG_TRAILER);
     frame.extend_from_slice(message);
     frame.extend(long_trailer(number, length));
     frame
+}
+
+/// The frame of a message that is stuffed whatever its length is, for a line that may lose the end of a message.
+#[must_use]
+pub fn encode_stuffed_as<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8> {
+    stuffed(plain(version, number, message), 0)
+}
+
+fn header(version: u16, number: u32, length: u32) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER + TRAILER);
+    header.extend(version.to_le_bytes());
+    header.extend(number.to_le_bytes());
+    header.extend(length.to_le_bytes());
+    header
+}
+
+/// Returns the header and the message.
+fn plain<T: Serialize>(version: u16, number: u32, message: &T) -> Vec<u8> {
+    // Serializing plain data into memory cannot fail.
+    serialize_with_flavor(message, Behind(header(version, number, 0))).unwrap_or_default()
 }
 
 /// Serializes behind what there is. Bytes are copied at once, which `postcard::to_extend` does one by one.
@@ -162,8 +174,8 @@ enum Opened {
     Long(Long),
 }
 
-/// Removes the stuffing of a frame and checks it.
-fn open(mut frame: Vec<u8>) -> Result<Opened, Bad> {
+/// Removes the stuffing of a frame of the wanted version and checks it.
+fn open(mut frame: Vec<u8>, wanted: u16) -> Result<Opened, Bad> {
     let length = cobs::decode_in_place(&mut frame).map_err(|_| Bad::Garbled)?;
     frame.truncate(length);
     let (rest, sum) = frame.split_last_chunk::<TRAILER>().ok_or(Bad::Garbled)?;
@@ -173,7 +185,7 @@ fn open(mut frame: Vec<u8>) -> Result<Opened, Bad> {
     let (version, rest) = rest.split_first_chunk().ok_or(Bad::Garbled)?;
     let (number, rest) = rest.split_first_chunk().ok_or(Bad::Garbled)?;
     let (version, number) = (u16::from_le_bytes(*version), u32::from_le_bytes(*number));
-    if version != super::VERSION {
+    if version != wanted {
         return Err(Bad::Version { number, version });
     }
     let (length, message) = rest.split_first_chunk().ok_or(Bad::Malformed { number })?;
@@ -189,6 +201,7 @@ pub struct Reader {
     /// The frame or long message that has begun.
     bytes: Vec<u8>,
     most: usize,
+    version: u16,
     /// True if the frame is too long already.
     is_too_long: bool,
     /// The long message whose frame has arrived.
@@ -199,7 +212,13 @@ impl Reader {
     /// A reader for frames, and for long messages, of up to so many bytes. It never has more memory than that, and a few bytes.
     #[must_use]
     pub const fn new(most: usize) -> Self {
-        Self { bytes: Vec::new(), most, is_too_long: false, long: None }
+        Self::for_version(super::VERSION, most)
+    }
+
+    /// Like [`Reader::new`], for frames of that version.
+    #[must_use]
+    pub const fn for_version(version: u16, most: usize) -> Self {
+        Self { bytes: Vec::new(), most, version, is_too_long: false, long: None }
     }
 
     /// Takes bytes away until a frame is complete, or none are left: then it is `None`.
@@ -236,7 +255,7 @@ impl Reader {
             if frame.is_empty() {
                 continue;
             }
-            match open(frame) {
+            match open(frame, self.version) {
                 Ok(Opened::Whole(frame)) => return Some(Ok(frame)),
                 Ok(Opened::Long(long)) if long.length as usize > self.most => return Some(Err(Bad::TooLong)),
                 Ok(Opened::Long(long)) => {
