@@ -163,11 +163,11 @@ const fn code(why: &ControlError) -> Code {
         | ControlError::NoVmRecord { .. } => Code::NotFound,
         ControlError::WhichRun(_) | ControlError::WhichOfRuns { .. } | ControlError::WhichVm { .. } => Code::Ambiguous,
         ControlError::Name(_) | ControlError::Taken(_) => Code::BadName,
-        ControlError::Version { .. } | ControlError::Nonsense(_) => Code::Version,
-        ControlError::Refused { .. } => Code::Refused,
+        ControlError::Version { .. } | ControlError::AgentVersion { .. } | ControlError::Nonsense(_) => Code::Version,
+        ControlError::Refused { .. } | ControlError::NoShell(_) | ControlError::Unstarted { .. } => Code::Refused,
         ControlError::Stays { .. } => Code::TimedOut,
         ControlError::Cancelled(_) => Code::Cancelled,
-        ControlError::Silent(_) => Code::Silent,
+        ControlError::Silent(_) | ControlError::NoAgent { .. } => Code::Silent,
         ControlError::Lives(_) => Code::Active,
         ControlError::Place { .. }
         | ControlError::LongPath { .. }
@@ -175,7 +175,7 @@ const fn code(why: &ControlError) -> Code {
         | ControlError::Record { .. }
         | ControlError::Listen { .. }
         | ControlError::Socket { .. } => Code::Io,
-        ControlError::Debugger { .. } | ControlError::Terminal(_) => Code::Other,
+        ControlError::CutOff(_) | ControlError::Debugger { .. } | ControlError::Terminal(_) => Code::Other,
     }
 }
 
