@@ -123,7 +123,9 @@ impl<M: PhysMem, H: Fence<Gpa>, S: Shadowed> Edits<'_, '_, M, H, S> {
                 break;
             }
             let Dirt { change, mut first, mut next, is_marked } = self.host.space.dirt(page, is_first, self.host.mem);
-            steps = steps.saturating_sub(if is_marked { LOOK + TAKE } else { LOOK });
+            // A row of leaves in one table takes 6 instructions each.
+            let row = next.raw().saturating_sub(page.raw()).min(Level::MEGA.pages()) as u32 / 2;
+            steps = steps.saturating_sub(if is_marked { LOOK + TAKE } else { LOOK + row });
             if is_marked {
                 // One of 1 GiB is broken into these.
                 first = first.max(page.align_down(Level::MEGA.pages()));

@@ -93,7 +93,7 @@ impl<In: Space> AddressSpace<In> {
         }
     }
 
-    /// Returns the change at `page` and behind it, as far as one entry tells. `is_first`: since the beginning of all, so that everything but zeroes
+    /// Returns the change at `page` and behind it, as far as one entry tells, or a row of 4 KiB leaves that have no mark. `is_first`: since the beginning of all, so that everything but zeroes
     /// has changed.
     #[must_use]
     pub fn dirt(&self, page: Pfn<In>, is_first: bool, mem: &impl PhysMem) -> Dirt<In> {
@@ -122,8 +122,28 @@ impl<In: Space> AddressSpace<In> {
             (false, false) => Change::None,
         };
         // A leaf of the VM's own may map the end of an image, and what is behind it.
-        let next = if is_marked { behind } else { Pfn::new(next_of(behind, region)) };
+        let next = match slot.entry {
+            _ if is_marked => behind,
+            Entry::Leaf(_) if change == Change::None && slot.level == Level::PAGE => {
+                self.unmarked_from(page, slot.at, region, mem)
+            }
+            _ => Pfn::new(next_of(behind, region)),
+        };
         Dirt { change, first: if is_marked { start } else { page }, next, is_marked }
+    }
+
+    /// Returns the first page behind `page`, whose 4 KiB leaf is at `at`, that is not told by a leaf without a mark in the same table.
+    fn unmarked_from(&self, page: Pfn<In>, at: Addr<Hpa>, region: &Region<In>, mem: &impl PhysMem) -> Pfn<In> {
+        let table = page.align_down(Level::MEGA.pages()).add(Level::MEGA.pages());
+        let end = next_of(table, region);
+        let end = self.reverted.range(page.raw()..end).next().copied().unwrap_or(end);
+        let marked = OWNED.union(self.mark());
+        let is_unmarked = |next: &u64| {
+            let flags = Pte(mem.read_u64(at.wrapping_add(8 * (next - page.raw())))).flags();
+            flags.contains(PteFlags::V) && !flags.contains(marked)
+        };
+        let behind = page.raw() + 1;
+        Pfn::new((behind..end).find(|next| !is_unmarked(next)).unwrap_or(end.max(behind)))
     }
 
     /// Takes the mark of a change from the entry at `page`, so that the next store shows. The change is in force once the result is fenced, and
