@@ -32,6 +32,8 @@ struct Link {
     stream: UnixStream,
     /// The rest of a request that the machine did not read in time. It goes first: Gnomon waits for all of a long message.
     unsent: Vec<u8>,
+    /// True if a part of that frame was sent.
+    is_begun: bool,
     reader: Reader,
     number: u32,
 }
@@ -63,6 +65,8 @@ struct Shared {
     journal: Journal,
     /// The disks that VMs write to.
     disks: Vec<VmDisk>,
+    /// Held by a request that takes or releases their locks.
+    disks_turn: Mutex<()>,
     /// In place of [`PATIENCE`], for tests.
     patience: Option<Duration>,
 }
@@ -93,7 +97,13 @@ impl Bridge {
                 let Ok((stream, _)) = listener.accept() else { return };
                 // No other connection is accepted there.
                 own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
-                let link = Link { stream, unsent: Vec::new(), reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
+                let link = Link {
+                    stream,
+                    unsent: Vec::new(),
+                    is_begun: false,
+                    reader: Reader::new(MOST_ANSWER_BYTES),
+                    number: 0,
+                };
                 *machine.lock() = Some(link);
                 machine.is_there.notify_all();
             });
@@ -197,6 +207,7 @@ impl Shared {
             ports: Mutex::default(),
             journal,
             disks,
+            disks_turn: Mutex::default(),
             patience,
         }
     }
@@ -268,19 +279,33 @@ impl Shared {
 
     /// Asks the machine. Files of a VM's disks are this run's before the VM can run, and no longer when it is given away.
     fn pass_with_disks(&self, request: &Request) -> Option<Answer> {
-        let files = |vm: u64| self.disks.iter().filter(move |disk| disk.vm == vm).flat_map(VmDisk::locks);
-        if let Request::Resume(vm) | Request::Power(vm, _) | Request::Load(vm, Load::Start) = request
-            && let Some(why) = files(*vm).find_map(|lock| lock.retake().err())
-        {
-            return Some(Answer::Refused(format!("{why}: the VM may run there")));
-        }
-        let answer = self.pass_on(request)?;
-        match (request, &answer) {
-            (Request::Save(vm, Save::Give(_)), Answer::Done) => files(*vm).for_each(|lock| lock.release()),
-            // The VM goes on where it was, which does not wait for the end of this run.
-            (Request::Load(vm, Load::Start), Answer::Refused(why)) if why != SILENT => {
-                files(*vm).for_each(|lock| lock.release());
+        let (Request::Resume(vm)
+        | Request::Power(vm, _)
+        | Request::Load(vm, Load::Start)
+        | Request::Save(vm, Save::Give(_))) = request
+        else {
+            return self.pass_on(request);
+        };
+        // From the check of the locks to their release no other such request comes between.
+        let _one = self.disks_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = || self.disks.iter().filter(|disk| disk.vm == *vm).flat_map(VmDisk::locks);
+        let is_given = matches!(request, Request::Save(..));
+        let (mut taken, mut busy) = (Vec::new(), None);
+        for lock in files().filter(|_| !is_given) {
+            match lock.retake() {
+                Ok(true) => taken.push(lock),
+                Ok(false) => {}
+                Err(why) => busy = busy.or(Some(why)),
             }
+        }
+        let answer = match busy {
+            Some(why) => Answer::Refused(format!("{why}: the VM may run there")),
+            None => self.pass_on(request)?,
+        };
+        match &answer {
+            Answer::Done if is_given => files().for_each(|lock| lock.release()),
+            // The VM stays paused here, or goes on where it was.
+            Answer::Refused(why) if why != SILENT => taken.iter().for_each(|lock| lock.release()),
             _ => {}
         }
         Some(answer)
@@ -371,19 +396,24 @@ impl Link {
         self.number = self.number.wrapping_add(1);
         // None is no time at all to wait, and not for ever.
         let timeout = || Some(left().max(Duration::from_millis(1)));
-        if self.unsent.is_empty() {
-            self.unsent = encode(self.number, request);
-        } else {
-            self.unsent.extend(encode(self.number, request));
-        }
-        while !self.unsent.is_empty() {
-            self.stream.set_write_timeout(timeout())?;
-            match self.stream.write(&self.unsent) {
-                Ok(count) => drop(self.unsent.drain(..count)),
-                Err(why) if is_timeout(&why) => return Ok(None),
-                Err(why) if why.kind() == ErrorKind::Interrupted => {}
-                Err(why) => return Err(why),
+        for frame in [std::mem::take(&mut self.unsent), encode(self.number, request)] {
+            let mut rest = frame.as_slice();
+            while !rest.is_empty() {
+                self.stream.set_write_timeout(timeout())?;
+                match self.stream.write(rest) {
+                    Ok(count) => rest = &rest[count..],
+                    Err(why) if is_timeout(&why) => {
+                        // A frame of which nothing was sent is not sent any more.
+                        let is_rest = self.is_begun || rest.len() < frame.len();
+                        self.unsent = if is_rest { rest.to_vec() } else { Vec::new() };
+                        self.is_begun = is_rest;
+                        return Ok(None);
+                    }
+                    Err(why) if why.kind() == ErrorKind::Interrupted => {}
+                    Err(why) => return Err(why),
+                }
             }
+            self.is_begun = false;
         }
         let mut buffer = [0; PIECE];
         while !left().is_zero() {

@@ -16,7 +16,7 @@ use crate::control::ControlError;
 use crate::control::bridge::Bridge;
 use crate::control::client::Client;
 use crate::control::journal::Happening;
-use crate::control::migrate::Incoming;
+use crate::control::migrate::{Incoming, MigrateError};
 use crate::control::runs::{Claim, Runs};
 use crate::host::tty;
 use crate::host::words::quoted_path;
@@ -83,6 +83,7 @@ fn await_vm(arrival: &Arrival, run: &str) -> Result<(), ControlError> {
     let mut client = Client::of(Some(run))?;
     thread::spawn(move || match incoming.take(&mut client) {
         Ok(()) => tty::say("gnomon: the VM runs here now"),
+        Err(why @ MigrateError::Unknown(_)) => tty::say(&format!("gnomon: {why}")),
         Err(why) => {
             tty::say(&format!("gnomon: the VM did not come: {why}"));
             // The run ends with its only VM.

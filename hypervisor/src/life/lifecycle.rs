@@ -317,10 +317,13 @@ pub(crate) fn let_go<E: Env>(vm: &Vm, env: &mut E) {
     }
 }
 
-/// Pauses a VM, or lets it go on, and says so: a wish from the console.
+/// Pauses a VM, or lets it go on, and says so: a wish from the console. One that was given to another run stays paused, because only the run's
+/// own process can tell whether the other one has it.
 pub fn toggle_pause<E: Env>(g: &Gnomon, vm: &Vm, env: &mut E) {
     let name = &vm.config.name;
-    if resume(g, vm, env) {
+    if vm.savings.lock().is_given_away {
+        g.console.say(&format!("{name} was given to another run; if it does not run there, use gnomon resume"));
+    } else if resume(g, vm, env) {
         g.console.say(&format!("{name} goes on"));
     } else if pause(g, vm, env) {
         g.console.say(&format!("{name} is paused; Ctrl-A p lets it go on"));

@@ -61,7 +61,7 @@ pub enum MigrateError {
     /// The line broke when the VM was given away.
     #[error("the VM was given to the other side, which does not say whether it goes on there: {0}")]
     #[diagnostic(help(
-        "look there (gnomon ps). If it runs there, end it here (gnomon stop); if not, let it go on here (gnomon resume). Never both"
+        "look there (gnomon ps). If it runs there, end it here (gnomon destroy); if not, let it go on here (gnomon resume). Never both"
     ))]
     Unknown(String),
     /// The other side cannot have a disk that the VM writes to.

@@ -3,6 +3,7 @@
 use super::line::{Address, Line, MigrateError, Place, Reply, Sent};
 use crate::control::ControlError;
 use crate::control::client::Client;
+use crate::control::ports::SILENT;
 use crate::control::save::patiently;
 use crate::host::place::IoError;
 use abi::control::save::{Load, MOST_STATE};
@@ -79,13 +80,17 @@ impl Incoming {
     /// Takes the VM, whose number is 0, in a run that has been started for it.
     ///
     /// # Errors
-    /// [`MigrateError`]. The VM has not started then, and the sender has been told.
+    /// [`MigrateError`]. The VM has not started then, and the sender has been told; except after [`MigrateError::Unknown`].
     pub fn take(mut self, client: &mut Client) -> Result<(), MigrateError> {
-        let taken = self.take_all(client);
-        if let Err(why) = &taken {
-            let _ = self.line.put(&Reply::Refused(why.to_string()));
+        match self.take_all(client) {
+            // The sender learns that when the line ends.
+            Err(MigrateError::Unknown(why)) => Err(MigrateError::Unknown(why)),
+            Err(why) => {
+                let _ = self.line.put(&Reply::Refused(why.to_string()));
+                Err(why)
+            }
+            Ok(()) => Ok(()),
         }
-        taken
     }
 
     fn take_all(&mut self, client: &mut Client) -> Result<(), MigrateError> {
@@ -113,7 +118,11 @@ impl Incoming {
                     self.line.put(&Reply::Checked)?;
                 }
                 Sent::Commit => {
-                    load(client, Load::Start)?;
+                    load(client, Load::Start).map_err(|why| match why {
+                        ControlError::Refused { why: ref reason, .. } if reason != SILENT => why.into(),
+                        // The request may still be carried out.
+                        why => MigrateError::Unknown(why.to_string()),
+                    })?;
                     // It runs here, whether or not the sender hears of it.
                     let _ = self.line.put(&Reply::Started);
                     return Ok(());

@@ -6,6 +6,7 @@ use rustix::fs::{FlockOperation, flock, fstatfs};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ pub struct Lock {
     file: PathBuf,
     use_: Use,
     opened: File,
+    is_held: AtomicBool,
 }
 
 impl Lock {
@@ -30,7 +32,7 @@ impl Lock {
     /// [`DiskError::Busy`], or [`DiskError::Unusable`].
     pub(crate) fn take(file: &Path, use_: Use) -> Result<Self, DiskError> {
         let lock = Self::later(file, use_)?;
-        lock.try_again()?;
+        lock.retake_at_once()?;
         Ok(lock)
     }
 
@@ -39,7 +41,7 @@ impl Lock {
     /// # Errors
     /// [`DiskError::Unusable`].
     pub(super) fn later(file: &Path, use_: Use) -> Result<Self, DiskError> {
-        Ok(Self { file: file.into(), use_, opened: open(file, use_)? })
+        Ok(Self { file: file.into(), use_, opened: open(file, use_)?, is_held: AtomicBool::new(false) })
     }
 
     /// Returns whether other runs notice the lock.
@@ -56,26 +58,31 @@ impl Lock {
 
     /// Gives the file to another run.
     pub fn release(&self) {
+        self.is_held.store(false, SeqCst);
         // One that is not held is not released.
         let _ = flock(&self.opened, FlockOperation::Unlock);
     }
 
-    /// Takes the lock, which this run may have already, as soon as another run releases it.
+    /// Takes the lock as soon as another run releases it. Returns false if this run had it already.
     ///
     /// # Errors
     /// [`DiskError::Busy`] after three seconds.
-    pub fn retake(&self) -> Result<(), DiskError> {
+    pub fn retake(&self) -> Result<bool, DiskError> {
+        if self.is_held.load(SeqCst) {
+            return Ok(false);
+        }
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.try_again() {
+            match self.retake_at_once() {
                 Err(DiskError::Busy { .. }) if Instant::now() < until => sleep(PAUSE),
-                done => return done,
+                done => return done.map(|()| true),
             }
         }
     }
 
-    pub(super) fn try_again(&self) -> Result<(), DiskError> {
+    pub(super) fn retake_at_once(&self) -> Result<(), DiskError> {
         if !self.is_noticed() {
+            self.is_held.store(true, SeqCst);
             return Ok(());
         }
         let how = match self.use_ {
@@ -86,7 +93,10 @@ impl Lock {
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 Err(DiskError::Busy { file: self.file.clone(), use_: self.use_, by: "another program".into() })
             }
-            Ok(()) | Err(_) => Ok(()),
+            Ok(()) | Err(_) => {
+                self.is_held.store(true, SeqCst);
+                Ok(())
+            }
         }
     }
 }

@@ -340,8 +340,8 @@ mod tests {
         assert!(matches!(ours.retake(), Err(DiskError::Busy { .. })), "it is the other run's");
         assert!(since.elapsed().as_secs() >= 2);
         theirs.release();
-        ours.retake().expect("it is released");
-        ours.retake().expect("it is ours");
-        assert!(matches!(theirs.try_again(), Err(DiskError::Busy { .. })));
+        assert!(ours.retake().expect("it is released"), "it is taken now");
+        assert!(!ours.retake().expect("it is ours"), "it was taken before");
+        assert!(matches!(theirs.retake_at_once(), Err(DiskError::Busy { .. })));
     }
 }
