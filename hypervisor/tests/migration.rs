@@ -166,6 +166,8 @@ fn a_vm_moves_while_it_runs_from_each_mode_to_another() {
         copy.collect(&g, &mut hart, false, |_| {});
         copy.fetch(&g, &mut hart);
         assert_eq!(save(&g, &mut hart, Save::Give(1)), Answer::Done);
+        lifecycle::toggle_pause(&g, &g.vms.numbered(0).expect("it is here"), &mut hart);
+        assert_eq!(vm_state(&g, &mut hart), VmState::GivenAway, "a key does not resume it");
         // There.
         let (there, mut its) = awaiting(state.clone(), to);
         copy.load(&there, &mut its);
