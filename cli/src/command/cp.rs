@@ -4,7 +4,7 @@ use super::control::Which;
 use super::shell::How;
 use crate::control::session::{Outcome, Session};
 use crate::host::place::IoError;
-use crate::host::unpack::{self, UnpackError, Wanted};
+use crate::host::unpack::{self, LeftOut, UnpackError, Wanted};
 use crate::host::words::shown;
 use abi::agent::{End, Open};
 use abi::snapshot::bytes::Bytes;
@@ -216,14 +216,14 @@ impl CpArgs {
         let left_out = match (unpacked, &done.end) {
             (Ok(left_out), _) => left_out,
             // The guest says more.
-            (Err(UnpackError::Archive(_)), End::Exited(1..)) if !said.text().is_empty() => Vec::new(),
+            (Err(UnpackError::Archive(_)), End::Exited(1..)) if !said.text().is_empty() => None,
             (Err(why), _) => {
                 Err(miette::miette!(help = "choose another target, or make room", "{}", shown(&why.to_string())))?
             }
         };
         check(&vm, done, &said)?;
-        if let Some(first) = left_out.first() {
-            let (count, first) = (left_out.len(), shown(first));
+        if let Some(LeftOut { first, count }) = left_out {
+            let first = shown(&first);
             Err(miette::miette!(
                 help = "all the rest was copied",
                 "{count} that are neither files, directories nor links were left out, such as {first}"

@@ -16,11 +16,14 @@ use std::ffi::OsString;
 use std::io::{Read, stderr, stdin, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-/// The status if the program could not be run, as ssh's.
+/// The status if the program could not be run, or its session was cut off or left, as ssh's.
 const STATUS_CANNOT: u8 = 255;
+/// Most messages about signals that wait to be sent.
+const MOST_QUEUED: usize = 16;
 /// The size of a terminal that does not report one.
 const USUAL_SIZE: Size = Size { lines: 24, columns: 80 };
 
@@ -116,7 +119,7 @@ impl Read for Keys {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = stdin().read(buffer)?;
         if self.leaves(&buffer[..count]) {
-            tty::give_up(0);
+            tty::leave(STATUS_CANNOT);
         }
         Ok(count)
     }
@@ -125,17 +128,25 @@ impl Read for Keys {
 /// Passes signals of this process on to the program. Those that would end this one do so when they come again.
 fn follow_signals(way: Way, is_raw: bool) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH])?;
+    // A thread of its own sends: it waits while the run reads nothing, and signals must end this process even then.
+    let (queue, queued) = sync_channel(MOST_QUEUED);
+    thread::spawn(move || queued.iter().for_each(|ask| way.send(&ask)));
     thread::spawn(move || {
         let mut passed = Vec::new();
         for signal in signals.forever() {
             match signal {
                 SIGWINCH if is_raw => {
-                    TerminalSize::of_output().into_iter().for_each(|size| way.send(&Ask::Resize(size.into())));
+                    // A size is lost if the queue is full: nothing is read then.
+                    TerminalSize::of_output()
+                        .into_iter()
+                        .for_each(|size| drop(queue.try_send(Ask::Resize(size.into()))));
                 }
                 SIGWINCH => {}
                 SIGINT | SIGQUIT if !is_raw && !passed.contains(&signal) => {
                     passed.push(signal);
-                    way.send(&Ask::Signal(signal as u8));
+                    if queue.try_send(Ask::Signal(signal as u8)).is_err() {
+                        tty::give_up(signal);
+                    }
                 }
                 // The run hangs up for a command that has gone.
                 _ => tty::give_up(signal),

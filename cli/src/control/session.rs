@@ -12,6 +12,7 @@ use abi::snapshot::bytes::Bytes;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -186,17 +187,19 @@ impl Session {
         let room = Arc::new(Room { bytes: Mutex::new(WINDOW), grows: Condvar::new() });
         let (way, has_room) = (self.way(), Arc::clone(&room));
         thread::spawn(move || send_input(input, &way, &has_room));
-        let mut outputs =
-            [Output::start(Stream::Out, out, self.way()), Output::start(Stream::Error, error, self.way())];
+        let outputs = [Output::start(Stream::Out, out, self.way()), Output::start(Stream::Error, error, self.way())];
         let end = loop {
             match self.next(None)? {
-                Tell::Output(stream, Bytes(bytes)) if bytes.len() <= PIECE => outputs[stream as usize].take(bytes),
+                Tell::Output(stream, Bytes(bytes)) => {
+                    if bytes.len() > PIECE || !outputs[stream as usize].take(bytes) {
+                        return Err(ControlError::CutOff(self.vm));
+                    }
+                }
                 Tell::Room(bytes) => room.change(|known| known.saturating_add(bytes)),
                 Tell::Ended(End::Lost) => return Err(ControlError::CutOff(self.vm)),
                 Tell::Ended(end) => break end,
                 Tell::Refused(why) => return Err(self.refused(&why)),
                 Tell::Hello(_) => {}
-                Tell::Output(..) => return Err(ControlError::CutOff(self.vm)),
             }
         };
         let lost = outputs.into_iter().filter_map(Output::finish).next();
@@ -225,19 +228,33 @@ fn send_input(mut input: impl Read, way: &Way, room: &Room) {
 /// An output stream, which a thread writes.
 struct Output {
     bytes: Sender<Vec<u8>>,
+    /// The number of bytes that were not written yet.
+    waiting: Arc<AtomicUsize>,
     thread: JoinHandle<Option<io::Error>>,
 }
 
 impl Output {
     fn start(stream: Stream, to: impl Write + Send + 'static, way: Way) -> Self {
         let (bytes, receiver) = channel();
-        Self { bytes, thread: thread::spawn(move || write_output(stream, to, &way, &receiver)) }
+        let waiting = Arc::<AtomicUsize>::default();
+        let written = Arc::clone(&waiting);
+        Self { bytes, waiting, thread: thread::spawn(move || write_output(stream, to, &way, (&receiver, &written))) }
     }
 
-    /// Takes bytes. The window bounds how many wait, and the run ends a session that does not keep it.
-    fn take(&mut self, bytes: Vec<u8>) {
-        // A thread that could not write has closed the stream.
-        let _ = self.bytes.send(bytes);
+    /// Queues bytes for the thread. Returns false if more bytes wait than the window allows: the run passes on all that
+    /// this command reads, so only the command can bound them.
+    fn take(&self, bytes: Vec<u8>) -> bool {
+        let count = bytes.len();
+        let waiting = self.waiting.fetch_add(count, Ordering::SeqCst) + count;
+        // An empty piece uses no window, and would wait without a bound.
+        if count == 0 || waiting > WINDOW as usize {
+            return count == 0;
+        }
+        if self.bytes.send(bytes).is_err() {
+            // The thread could not write, and has closed the stream.
+            self.waiting.fetch_sub(count, Ordering::SeqCst);
+        }
+        true
     }
 
     /// Waits until all is written. Returns the error by which it was not.
@@ -247,13 +264,88 @@ impl Output {
     }
 }
 
-fn write_output(stream: Stream, mut to: impl Write, way: &Way, bytes: &Receiver<Vec<u8>>) -> Option<io::Error> {
+fn write_output(
+    stream: Stream,
+    mut to: impl Write,
+    way: &Way,
+    (bytes, waiting): (&Receiver<Vec<u8>>, &AtomicUsize),
+) -> Option<io::Error> {
     for piece in bytes {
         if let Err(why) = to.write_all(&piece).and_then(|()| to.flush()) {
             way.send(&Ask::Close(stream));
             return Some(why).filter(|why| why.kind() != ErrorKind::BrokenPipe);
         }
+        // Before the agent knows of the room.
+        waiting.fetch_sub(piece.len(), Ordering::SeqCst);
         way.send(&Ask::Room(stream, piece.len() as u32));
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An output that is not read until the channel of its gate is closed.
+    struct Gate(Receiver<()>);
+
+    impl Write for Gate {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.0.recv();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn way() -> (Way, UnixStream) {
+        let (own, agent) = UnixStream::pair().expect("sockets");
+        (Way(Arc::new(Mutex::new(own))), agent)
+    }
+
+    #[test]
+    fn output_that_waits_is_bounded_by_the_window() {
+        let (opener, gate) = channel();
+        let (way, _agent) = way();
+        let output = Output::start(Stream::Out, Gate(gate), way);
+        for _ in 0..WINDOW / 1024 {
+            assert!(output.take(vec![0; 1024]));
+        }
+        assert!(output.take(Vec::new()));
+        assert!(!output.take(vec![0]));
+        drop(opener);
+        assert!(output.finish().is_none());
+    }
+
+    #[test]
+    fn written_output_makes_room() {
+        let (way, agent) = way();
+        let output = Output::start(Stream::Out, io::sink(), way);
+        let mut agent = io::BufReader::new(agent);
+        let frame = agent::encode(0, &Ask::Room(Stream::Out, PIECE as u32));
+        for _ in 0..3 * WINDOW as usize / PIECE {
+            assert!(output.take(vec![0; PIECE]));
+            let mut said = vec![0; frame.len()];
+            agent.read_exact(&mut said).expect("room");
+            assert_eq!(said, frame);
+        }
+    }
+
+    #[test]
+    fn an_agent_that_ignores_its_window_is_cut_off() {
+        let (own, mut agent) = UnixStream::pair().expect("sockets");
+        let (opener, gate) = channel();
+        agent.write_all(&agent::encode(0, &Tell::Hello(0))).expect("a hello");
+        let session = Session::new(("run", "vm"), own, Duration::from_secs(60)).expect("a session");
+        let sender = thread::spawn(move || {
+            let piece = agent::encode(0, &Tell::Output(Stream::Out, Bytes(vec![0; PIECE])));
+            while agent.write_all(&piece).is_ok() {}
+        });
+        let done = session.run(Open::default(), io::empty(), Gate(gate), io::sink());
+        assert!(matches!(done, Err(ControlError::CutOff(_))), "{done:?}");
+        drop(opener);
+        sender.join().expect("it is cut off");
+    }
 }

@@ -15,9 +15,10 @@ use abi::agent::{self, Ask, MOST_SESSIONS, Open, Tell, WINDOW};
 use abi::control::Answer;
 use abi::control::frame::Bad;
 use abi::control::port::{Heard, Wish};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,6 +29,8 @@ use std::time::Duration;
 
 /// The time for which a link without sessions stays open, and after which a hello without an answer is repeated.
 const LINGER: Duration = Duration::from_secs(1);
+/// The time after which a link is closed whose agent reads nothing, although it is sent more than is kept for it.
+const MOST_STALLED: Duration = Duration::from_secs(60);
 /// Most bytes of frames that wait for a command. Frames of one byte of output each take some twenty.
 const MOST_WAITING: usize = 2 * WINDOW as usize * 24;
 
@@ -95,10 +98,12 @@ impl Sessions {
     /// Serves a command until it has gone, or its session is over.
     fn serve_client(self: &Arc<Self>, client: UnixStream) {
         let (Ok(reader), Ok(writer)) = (client.try_clone(), client.try_clone()) else { return };
-        let Some((number, link, frames, waiting)) = self.attach(&client) else {
-            let why = format!("{MOST_SESSIONS} commands are connected to it, which is the limit");
-            let _ = (&client).write_all(&agent::encode(0, &Tell::Refused(why)));
-            return;
+        let (number, link, frames, waiting) = match self.attach(&client) {
+            Ok(Some(parts)) => parts,
+            Ok(None) => {
+                return refuse(&client, format!("{MOST_SESSIONS} commands are connected to it, which is the limit"));
+            }
+            Err(why) => return refuse(&client, format!("the run cannot open a connection to its agent: {why}")),
         };
         thread::spawn(move || write_frames(writer, &frames, &waiting));
         let is_open = pass_on(reader, number, &link);
@@ -110,36 +115,41 @@ impl Sessions {
         let _ = client.shutdown(Shutdown::Both);
     }
 
-    /// Gives a command a session, and opens the link if there is none.
+    /// Gives a command a session, and opens the link if there is none. Returns `None` if there are as many sessions as
+    /// can be.
     #[expect(clippy::type_complexity, reason = "the parts go to different threads")]
     fn attach(
         self: &Arc<Self>,
         client: &UnixStream,
-    ) -> Option<(u32, Arc<Mutex<UnixStream>>, Receiver<Vec<u8>>, Arc<AtomicUsize>)> {
+    ) -> io::Result<Option<(u32, Arc<Mutex<UnixStream>>, Receiver<Vec<u8>>, Arc<AtomicUsize>)>> {
         let mut state = self.lock();
         if state.sessions.len() >= MOST_SESSIONS {
-            return None;
+            return Ok(None);
         }
         state.last = state.last.wrapping_add(1).max(1);
         let number = state.last;
         let (frames, receiver) = channel();
         let waiting = Arc::<AtomicUsize>::default();
-        let session = Session { frames, waiting: Arc::clone(&waiting), client: client.try_clone().ok()? };
-        match &state.link {
-            None => state.link = Some(self.open(u64::from(std::process::id()) << 32 | u64::from(number))?),
-            Some(link) if link.is_ready => session.push(agent::encode(0, &Tell::Hello(0))),
-            Some(_) => {}
+        let session = Session { frames, waiting: Arc::clone(&waiting), client: client.try_clone()? };
+        let link = match state.link.take() {
+            None => self.open(u64::from(std::process::id()) << 32 | u64::from(number))?,
+            Some(link) => link,
+        };
+        if link.is_ready {
+            session.push(agent::encode(0, &Tell::Hello(0)));
         }
+        let writer = Arc::clone(&link.writer);
+        state.link = Some(link);
         state.sessions.insert(number, session);
-        let writer = Arc::clone(&state.link.as_ref()?.writer);
-        Some((number, writer, receiver, waiting))
+        Ok(Some((number, writer, receiver, waiting)))
     }
 
     /// Opens a link, and starts the threads that serve it.
-    fn open(self: &Arc<Self>, hello: u64) -> Option<Link> {
-        let (own, other) = UnixStream::pair().ok()?;
-        let (reader, stream) = (own.try_clone().ok()?, own.try_clone().ok()?);
-        reader.set_read_timeout(Some(LINGER)).ok()?;
+    fn open(self: &Arc<Self>, hello: u64) -> io::Result<Link> {
+        let (own, other) = UnixStream::pair()?;
+        let (reader, stream) = (own.try_clone()?, own.try_clone()?);
+        reader.set_read_timeout(Some(LINGER))?;
+        own.set_write_timeout(Some(MOST_STALLED))?;
         let writer = Arc::new(Mutex::new(own));
         let _ = send(&writer, 0, &Ask::Hello(hello));
         let (all, port) = (Arc::clone(self), Arc::clone(self));
@@ -168,7 +178,7 @@ impl Sessions {
                 state.close();
             }
         });
-        Some(Link { writer, stream, hello, is_ready: false })
+        Ok(Link { writer, stream, hello, is_ready: false })
     }
 
     /// Passes the agent's frames on, until the port is closed or no command has needed it for a while.
@@ -199,7 +209,7 @@ impl Sessions {
                     drop(state);
                     // A guest that reboots loses what it was sent.
                     if let Some(writer) = asks.filter(|_| !is_idle) {
-                        let _ = send(&writer, 0, &Ask::Hello(hello));
+                        repeat_hello(&writer, hello);
                     }
                 }
                 Err(_) => return,
@@ -217,7 +227,7 @@ impl State {
                 if !link.is_ready {
                     link.is_ready = true;
                     let ready = agent::encode(0, &Tell::Hello(hello));
-                    self.sessions.values().for_each(|session| session.push(ready.clone()));
+                    self.sessions.retain(|_, session| session.push(ready.clone()));
                 }
             }
             // An agent that has started over knows no session.
@@ -225,17 +235,14 @@ impl State {
             Ok((_, Tell::Hello(_))) => {}
             Ok((number, tell)) => {
                 let Some(session) = self.sessions.get(&number) else { return };
-                let frame = agent::encode(0, &tell);
-                if session.waiting.load(Ordering::SeqCst) + frame.len() > MOST_WAITING {
-                    self.sessions.remove(&number).into_iter().for_each(|session| session.end());
-                } else {
-                    session.push(frame);
+                if !session.push(agent::encode(0, &tell)) {
+                    self.sessions.remove(&number);
                 }
             }
             // Commands find the version in the frame.
             Err(Bad::Version { version, .. }) => {
                 let frame = abi::control::frame::encode_as(version, 0, &Tell::Hello(0));
-                self.sessions.values().for_each(|session| session.push(frame.clone()));
+                self.sessions.retain(|_, session| session.push(frame.clone()));
             }
             Err(Bad::TooLong | Bad::Garbled | Bad::Malformed { .. }) => {}
         }
@@ -251,15 +258,26 @@ impl State {
 }
 
 impl Session {
-    fn push(&self, frame: Vec<u8>) {
+    /// Queues a frame for the command. Returns false, and ends the session, if too many bytes wait.
+    fn push(&self, frame: Vec<u8>) -> bool {
+        if self.waiting.load(Ordering::SeqCst) + frame.len() > MOST_WAITING {
+            self.end();
+            return false;
+        }
         self.waiting.fetch_add(frame.len(), Ordering::SeqCst);
         // A command that has gone hears nothing.
         let _ = self.frames.send(frame);
+        true
     }
 
-    fn end(self) {
+    fn end(&self) {
         let _ = self.client.shutdown(Shutdown::Read);
     }
+}
+
+/// Tells a command that it gets no session.
+fn refuse(mut client: &UnixStream, why: String) {
+    let _ = client.write_all(&agent::encode(0, &Tell::Refused(why)));
 }
 
 /// Writes a session's frames to its command, until the session is removed.
@@ -273,8 +291,27 @@ fn write_frames(mut client: UnixStream, frames: &Receiver<Vec<u8>>, waiting: &At
     let _ = client.shutdown(Shutdown::Both);
 }
 
-fn send(link: &Mutex<UnixStream>, session: u32, ask: &Ask) -> std::io::Result<()> {
-    link.lock().unwrap_or_else(PoisonError::into_inner).write_all(&agent::encode(session, ask))
+/// Sends a message to the agent. The link is closed if that fails: a part of a frame may have been sent, and sessions
+/// that wait for their turn would not notice that their commands have gone.
+fn send(link: &Mutex<UnixStream>, session: u32, ask: &Ask) -> io::Result<()> {
+    let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+    let sent = link.write_all(&agent::encode(session, ask));
+    if sent.is_err() {
+        // Its reader ends all sessions.
+        let _ = link.shutdown(Shutdown::Both);
+    }
+    sent
+}
+
+/// Repeats a hello, if there is room for it at once: a guest that takes long to boot has no agent, and is not cut off.
+fn repeat_hello(link: &Mutex<UnixStream>, hello: u64) {
+    let Ok(mut link) = link.try_lock() else { return };
+    let mut polled = [PollFd::new(&*link, PollFlags::OUT)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().contains(PollFlags::OUT) {
+        // The reader notices a link that is closed.
+        let _ = link.write_all(&agent::encode(0, &Ask::Hello(hello)));
+    }
 }
 
 /// Passes a command's frames to the agent, as frames of its session. Returns false if the agent cannot be reached.
@@ -303,5 +340,60 @@ fn pass_on(mut client: UnixStream, number: u32, link: &Mutex<UnixStream>) -> boo
                 return false;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session() -> (Session, UnixStream, Receiver<Vec<u8>>) {
+        let (client, command) = UnixStream::pair().expect("sockets");
+        let (frames, receiver) = channel();
+        (Session { frames, waiting: Arc::default(), client }, command, receiver)
+    }
+
+    #[test]
+    fn frames_of_another_version_are_bounded_too() {
+        let (own, _agent) = UnixStream::pair().expect("sockets");
+        let stream = own.try_clone().expect("a socket");
+        let link = Link { writer: Arc::new(Mutex::new(own)), stream, hello: 1, is_ready: true };
+        let (session, _command, frames) = session();
+        let mut client = session.client.try_clone().expect("a socket");
+        let mut state = State { link: Some(link), sessions: BTreeMap::from([(1, session)]), last: 1 };
+        let said = || Err(Bad::Version { version: 2, number: 0 });
+        let count = (0..=MOST_WAITING).find(|_| {
+            state.hear(said());
+            state.sessions.is_empty()
+        });
+        assert!(count.is_some());
+        assert!(frames.iter().map(|frame| frame.len()).sum::<usize>() <= MOST_WAITING);
+        // The thread that reads the command ends.
+        assert_eq!(client.read(&mut [0]).expect("an end"), 0);
+    }
+
+    #[test]
+    fn a_link_that_is_not_read_is_closed() {
+        let (own, mut agent) = UnixStream::pair().expect("sockets");
+        own.set_write_timeout(Some(Duration::from_millis(20))).expect("a time limit");
+        let link = Mutex::new(own);
+        let mut sent = 0;
+        while send(&link, 1, &Ask::EndInput).is_ok() {
+            sent += 1;
+        }
+        assert!(sent > 0);
+        repeat_hello(&link, 1);
+        // The end comes behind what was sent.
+        let mut received = Vec::new();
+        agent.read_to_end(&mut received).expect("the end");
+        assert!(received.len() >= sent * agent::encode(1, &Ask::EndInput).len());
+    }
+
+    #[test]
+    fn a_hello_is_not_repeated_without_room() {
+        let (own, _agent) = UnixStream::pair().expect("sockets");
+        let link = Mutex::new(own);
+        // More than a socket keeps: it would wait for ever.
+        (0..100_000).for_each(|hello| repeat_hello(&link, hello));
     }
 }

@@ -173,8 +173,13 @@ pub fn restore_at_signals() -> std::io::Result<()> {
 
 /// Gives the terminal its settings back, and ends this program as a signal does.
 pub(crate) fn give_up(signal: i32) -> ! {
+    leave(signal_status(signal))
+}
+
+/// Gives the terminal its settings back, and ends this program with a status.
+pub(crate) fn leave(status: u8) -> ! {
     restore();
-    std::process::exit(signal_status(signal).into())
+    std::process::exit(status.into())
 }
 
 /// The exit status for a signal, as in shells.

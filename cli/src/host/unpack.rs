@@ -217,16 +217,25 @@ pub enum Wanted {
     Tree,
 }
 
-/// Unpacks an archive as `target`, whose directory exists. Returns the names of entries that are neither files, nor
-/// directories, nor links: those are left out.
+/// Entries of an archive that were left out.
+#[derive(PartialEq, Eq, Debug)]
+pub struct LeftOut {
+    /// The name of the first one. The others' are not kept: an archive may have any number of them.
+    pub first: String,
+    /// The number of entries.
+    pub count: u64,
+}
+
+/// Unpacks an archive as `target`, whose directory exists. Returns the entries that are neither files, nor directories,
+/// nor links, if there are any: those are left out.
 ///
 /// # Errors
 /// [`UnpackError`]. Files that were complete before stay.
-pub fn unpack(archive: impl Read, target: &Path, wanted: Wanted) -> Result<Vec<String>, UnpackError> {
+pub fn unpack(archive: impl Read, target: &Path, wanted: Wanted) -> Result<Option<LeftOut>, UnpackError> {
     let mut target = Target::open(target)?;
     let mut archive = Archive::new(archive);
     let (mut long, mut long_link) = (None, None);
-    let (mut directories, mut left_out) = (Vec::new(), Vec::new());
+    let (mut directories, mut left_out) = (Vec::new(), None);
     let (mut is_tree, mut has_file) = (false, false);
     // Raw: the library would read names of any length into memory.
     for entry in archive.entries()?.raw(true) {
@@ -291,7 +300,11 @@ pub fn unpack(archive: impl Read, target: &Path, wanted: Wanted) -> Result<Vec<S
                 }
                 target.file(&inner, (&mut first, about.len()), attributes)?;
             }
-            _ if is_tree => left_out.push(String::from_utf8_lossy(&name).into()),
+            _ if is_tree => {
+                left_out
+                    .get_or_insert_with(|| LeftOut { first: String::from_utf8_lossy(&name).into(), count: 0 })
+                    .count += 1;
+            }
             _ => return Err(unfit("is not a file")),
         }
     }

@@ -17,7 +17,7 @@ use alloc::ffi::CString;
 use alloc::format;
 use alloc::vec::Vec;
 use programs::linux::{Args, Failure};
-use session::Session;
+use session::{LAST, Session};
 use sys::{EAGAIN, EINTR, Fd, HUP, IN, OUT, PollFd};
 
 programs::entry_point!(main, heap);
@@ -119,17 +119,24 @@ impl Agent {
         }
     }
 
-    /// Ends all sessions, and waits for their programs.
+    /// Ends all sessions, and waits some time for their programs.
     fn end_all(&mut self) {
         self.queue.clear();
         self.sessions.iter_mut().for_each(Session::hang_up);
+        let until = sys::now() + 2 * LAST;
         loop {
             self.serve_sessions();
             self.queue.clear();
+            let left = until.saturating_sub(sys::now());
+            if left == 0 {
+                // A program that waits for a device does not end by SIGKILL before that. It is reaped later.
+                self.sessions.clear();
+            }
             if self.sessions.is_empty() {
                 return;
             }
-            sys::poll(&mut [PollFd { fd: self.children.raw(), events: IN, revents: 0 }], self.timeout());
+            let timeout = self.timeout().map_or(left, |timeout| timeout.min(left));
+            sys::poll(&mut [PollFd { fd: self.children.raw(), events: IN, revents: 0 }], Some(timeout));
         }
     }
 
@@ -139,7 +146,8 @@ impl Agent {
 
     /// The time to the next deadline, in milliseconds.
     fn timeout(&self) -> Option<u64> {
-        let next = self.sessions.iter().filter_map(Session::deadline).min()?;
+        let has_room = self.has_room();
+        let next = self.sessions.iter().filter_map(|session| session.deadline(has_room)).min()?;
         Some(next.saturating_sub(sys::now()) + 1)
     }
 

@@ -8,7 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 /// The time in which a program whose command has gone may end by itself, in milliseconds.
-const LAST: u64 = 2000;
+pub const LAST: u64 = 2000;
 /// The time in which the last output of a program passes through its terminal, in milliseconds.
 const DRAIN: u64 = 100;
 /// The character by which a terminal ends its input.
@@ -231,9 +231,11 @@ impl Session {
         self.end.filter(|_| self.outputs.is_empty())
     }
 
-    /// Returns the time at which something is to be done without an event.
-    pub fn deadline(&self) -> Option<u64> {
-        self.hung_up.into_iter().chain(self.drains_until).min()
+    /// Returns the time at which something is to be done without an event; `has_room` is true if output can be sent.
+    pub fn deadline(&self, has_room: bool) -> Option<u64> {
+        // Without room nothing is read, and the message that makes room is an event.
+        let can_read = has_room && self.outputs.iter().any(|output| output.room > 0);
+        self.hung_up.into_iter().chain(self.drains_until.filter(|_| can_read)).min()
     }
 
     /// Kills a program that has not ended in time.
