@@ -5,13 +5,15 @@ use super::bridge::Bridge;
 use super::client::Client;
 use super::runs::Runs;
 use super::save::{Held, Saved, Unsaved};
+use super::watch::Asking;
 use abi::control::frame::{Reader, decode, encode, encode_as};
 use abi::control::save::{NOT_YET, Pages, Save, Saving};
-use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Whose};
+use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Vms, Whose};
 use abi::snapshot::bytes::Bytes;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -129,6 +131,36 @@ fn commands_that_are_killed_or_mad_harm_no_other() {
         assert!(started.elapsed() < LONG, "no client can ask any more");
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn readers_of_a_run_take_no_place_of_a_command() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let run = Run::start(LONG).answering(move |number, request| match request {
+        Request::Vms => {
+            count.fetch_add(1, Ordering::SeqCst);
+            let (lost, ports, disks) = Default::default();
+            encode(number, &Answer::Vms(Vms { now: 0, timebase: 1, vms: Vec::new(), lost, ports, disks }))
+        }
+        request => echo(number, request),
+    });
+    let started = Instant::now();
+    let asking: Vec<_> = (0..100).map(|_| Asking::of(&run.runs, "fake")).collect();
+    // As many commands as there may be, but for one that asks for states.
+    let mut commands: Vec<_> = (0..31).map(|_| run.client()).collect();
+    for command in &mut commands {
+        command.tell("a word", &Request::Hello).expect("there is room");
+    }
+    while asked.load(Ordering::SeqCst) < 3 {
+        assert!(started.elapsed() < LONG, "nobody asks");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let most = started.elapsed().as_millis() / super::watch::ASK.as_millis() + 1;
+    assert!(asked.load(Ordering::SeqCst) as u128 <= most, "one of them asks for all");
+    let used = Arc::downgrade(&asking[0]);
+    drop(asking);
+    assert_eq!(used.strong_count(), 0, "they share it");
 }
 
 #[test]

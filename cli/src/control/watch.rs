@@ -9,11 +9,11 @@ use super::journal::{CONTINUED, Event, Happening};
 use super::logs::is_same;
 use super::runs::Runs;
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -21,10 +21,19 @@ use std::time::Duration;
 pub const ASK: Duration = Duration::from_millis(100);
 /// The interval at which journals are read, and new ones looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// The interval after which a run is asked again that refuses a connection.
+/// The interval after which a run is asked again that refuses a request.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest line of a journal, in bytes.
 const MOST_LINE: usize = 64 << 10;
+/// The time limit for an answer about states.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The threads of this process that ask for states, by the paths of the runs' journals. A thread ends when no tail uses it any more.
+static ASKING: Mutex<BTreeMap<PathBuf, Weak<Asking>>> = Mutex::new(BTreeMap::new());
+
+/// The use of a thread that asks a run for its VMs' states.
+#[derive(Debug)]
+pub(super) struct Asking;
 
 /// A journal that is being read.
 #[derive(Debug)]
@@ -39,8 +48,8 @@ struct Tail {
     /// The time of the last event.
     time_ms: u64,
     state: TailState,
-    /// Ends the thread that asks for states.
-    is_over: Arc<AtomicBool>,
+    /// Keeps the thread that asks for states.
+    asking: Option<Arc<Asking>>,
 }
 
 /// The part of a journal that was read.
@@ -64,12 +73,13 @@ impl Tail {
     fn open(runs: &Runs, run: &str) -> Option<Self> {
         let path = runs.journal_path(run);
         let file = File::open(&path).ok().filter(|file| !is_left(file))?;
-        Some(Self::new(run, path, file))
+        let asking = Some(Asking::of(runs, run));
+        Some(Self { asking, ..Self::new(run, path, file) })
     }
 
     fn new(run: &str, path: PathBuf, file: File) -> Self {
-        let (run, rest, is_over) = (run.to_owned(), Vec::new(), Arc::default());
-        Self { run, path, file, rest, next: 0, time_ms: 0, state: TailState::Open, is_over }
+        let (run, rest, state) = (run.to_owned(), Vec::new(), TailState::Open);
+        Self { run, path, file, rest, next: 0, time_ms: 0, state, asking: None }
     }
 
     /// Reads the new events. Returns false if `tell` did.
@@ -82,7 +92,7 @@ impl Tail {
             }
             match self.state {
                 TailState::Open if is_left => {
-                    self.state = TailState::Ended;
+                    self.end();
                     let what = Happening::RunEnded { status: None };
                     let (run, number, time_ms) = (self.run.clone(), self.next, self.time_ms);
                     return Ok(tell(Event { run, number, time_ms, what }));
@@ -139,42 +149,47 @@ impl Tail {
         }
         (self.next, self.time_ms) = (event.number + 1, event.time_ms);
         if matches!(event.what, Happening::RunEnded { .. }) {
-            self.state = TailState::Ended;
+            self.end();
         }
         tell(event)
     }
 
-    /// Starts the thread that asks for the VMs' states.
-    fn ask_for_states(&self) {
-        let (run, is_over) = (self.run.clone(), Arc::clone(&self.is_over));
-        thread::spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
-                let mut client = match Client::of(Some(&run)) {
-                    Ok(client) => client,
-                    Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => return,
-                    Err(_) => {
-                        thread::sleep(AGAIN);
-                        continue;
-                    }
-                };
-                while !is_over.load(Ordering::Relaxed) {
-                    match client.vms() {
-                        Ok(_) | Err(ControlError::Silent(_)) => thread::sleep(ASK),
-                        Err(ControlError::Refused { .. }) => {
-                            thread::sleep(AGAIN);
-                            break;
-                        }
-                        Err(_) => return,
-                    }
-                }
-            }
-        });
+    /// The run has ended: it is not asked any more.
+    fn end(&mut self) {
+        self.state = TailState::Ended;
+        drop(self.asking.take());
     }
 }
 
-impl Drop for Tail {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+impl Asking {
+    /// Returns the thread of this process that asks a run, which is started if there is none.
+    ///
+    /// A run takes few commands at a time, so the number of its readers must not count: they share a thread, which connects anew for each
+    /// request.
+    pub(super) fn of(runs: &Runs, run: &str) -> Arc<Self> {
+        let mut all = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, asking| asking.strong_count() > 0);
+        let place = all.entry(runs.journal_path(run)).or_default();
+        if let Some(asking) = place.upgrade() {
+            return asking;
+        }
+        let asking = Arc::new(Self);
+        *place = Arc::downgrade(&asking);
+        let (runs, run, used) = (runs.clone(), run.to_owned(), Arc::downgrade(&asking));
+        thread::spawn(move || {
+            while used.strong_count() > 0 {
+                let stream = runs.connect(&run);
+                let asked = stream.and_then(|stream| Client::new(run.clone(), stream, PATIENCE).vms());
+                thread::sleep(match asked {
+                    // A run that has ended may begin anew under the same name. The journal says whether it has ended.
+                    Ok(_) | Err(ControlError::Silent(_) | ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {
+                        ASK
+                    }
+                    Err(_) => AGAIN,
+                });
+            }
+        });
+        asking
     }
 }
 
@@ -194,7 +209,6 @@ pub fn watch(
         let Some(tail) = Tail::open(&runs, &runs.choose(Some(name))?) else {
             return Err(ControlError::UnknownRun { name: name.into(), known: runs.names()? });
         };
-        tail.ask_for_states();
         tails.push(tail);
     }
     while !is_cancelled() {
@@ -203,7 +217,6 @@ pub fn watch(
                 if !tails.iter().any(|tail| tail.run == name)
                     && let Some(tail) = Tail::open(&runs, &name)
                 {
-                    tail.ask_for_states();
                     tails.push(tail);
                 }
             }
