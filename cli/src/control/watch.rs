@@ -82,6 +82,11 @@ impl Tail {
         Self { run, path, file, rest, next: 0, time_ms: 0, state, asking: None }
     }
 
+    /// Returns whether the path still leads to the file that is being read.
+    fn is_there(&self) -> bool {
+        File::open(&self.path).is_ok_and(|file| is_same(Some(&file), Some(&self.file)))
+    }
+
     /// Reads the new events. Returns false if `tell` did.
     fn read(&mut self, tell: &mut dyn FnMut(Event) -> bool) -> std::io::Result<bool> {
         loop {
@@ -103,8 +108,10 @@ impl Tail {
                         (self.file, self.state) = (file, TailState::Open);
                         self.rest.clear();
                     }
-                    // The run has ended, and its last file is removed.
-                    _ => self.state = TailState::Open,
+                    // The run has ended: in this file, or in one that is removed.
+                    _ if is_left => self.state = TailState::Open,
+                    // The run is about to rename the new file.
+                    _ => return Ok(true),
                 },
             }
         }
@@ -203,19 +210,30 @@ pub fn watch(
     is_cancelled: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(Event) -> bool,
 ) -> Result<(), ControlError> {
-    let runs = Runs::open()?;
+    watch_in(&Runs::open()?, only, is_cancelled, tell)
+}
+
+/// Like [`watch`], for the runs of a directory.
+fn watch_in(
+    runs: &Runs,
+    only: Option<&str>,
+    is_cancelled: &dyn Fn() -> bool,
+    tell: &mut dyn FnMut(Event) -> bool,
+) -> Result<(), ControlError> {
     let mut tails: Vec<Tail> = Vec::new();
     if let Some(name) = only {
-        let Some(tail) = Tail::open(&runs, &runs.choose(Some(name))?) else {
+        let Some(tail) = Tail::open(runs, &runs.choose(Some(name))?) else {
             return Err(ControlError::UnknownRun { name: name.into(), known: runs.names()? });
         };
         tails.push(tail);
     }
     while !is_cancelled() {
         if only.is_none() {
+            // A journal that was read to its end may stay for a moment, and is not read again.
+            tails.retain(|tail| tail.state != TailState::Ended || tail.is_there());
             for name in runs.journals()? {
                 if !tails.iter().any(|tail| tail.run == name)
-                    && let Some(tail) = Tail::open(&runs, &name)
+                    && let Some(tail) = Tail::open(runs, &name)
                 {
                     tails.push(tail);
                 }
@@ -227,8 +245,7 @@ pub fn watch(
                 return Ok(());
             }
         }
-        tails.retain(|tail| tail.state != TailState::Ended);
-        if only.is_some() && tails.is_empty() {
+        if only.is_some() && tails.iter().all(|tail| tail.state == TailState::Ended) {
             return Ok(());
         }
         thread::sleep(LOOK);
@@ -246,6 +263,7 @@ fn tail(path: &std::path::Path) -> Tail {
 mod tests {
     use super::super::journal::Journal;
     use super::*;
+    use std::cell::{Cell, RefCell};
     use std::io::Write;
 
     fn events(tail: &mut Tail) -> Vec<(u64, Happening)> {
@@ -311,6 +329,73 @@ mod tests {
         journal.message("20");
         seen = events(&mut early);
         assert_eq!(seen, [(20, text(20))]);
+    }
+
+    #[test]
+    fn a_journal_that_stays_after_its_end_is_read_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runs = Runs::at(dir.path().join("gnomon")).expect("a directory");
+        let path = runs.journal_path("x");
+        let begin = |text| {
+            let journal = Journal::begin("x", path.clone()).expect("a journal");
+            journal.message(text);
+            journal.ended(0);
+            journal
+        };
+        let looks = Cell::new(0);
+        let (mut journal, mut found) = (begin("first"), Vec::new());
+        let is_over = || {
+            looks.set(looks.get() + 1);
+            // Another run of that name takes its place.
+            if looks.get() == 4 {
+                journal = begin("second");
+            }
+            looks.get() > 7
+        };
+        let is_over = RefCell::new(is_over);
+        watch_in(&runs, None, &|| (is_over.borrow_mut())(), &mut |event| {
+            found.push(event.what);
+            true
+        })
+        .expect("journals");
+        let message = |text: &str| Happening::Message { text: text.into() };
+        let end = || Happening::RunEnded { status: Some(0) };
+        assert_eq!(found, [message("first"), end(), message("second"), end()]);
+    }
+
+    #[test]
+    fn a_journal_without_room_stays_in_its_file_until_there_is_room() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("x.events");
+        let journal = Journal::begin("x", path.clone()).expect("a journal").with_most(30);
+        journal.message("0");
+        let mut tail = tail(&path);
+        assert_eq!(events(&mut tail), [(0, text(0))]);
+        journal.let_write(false);
+        journal.message("1");
+        assert_eq!(events(&mut tail), [], "the run lives");
+        assert!(tail.is_there());
+        assert_eq!(std::fs::read_dir(dir.path()).expect("it is there").count(), 1, "no other file is left");
+        journal.let_write(true);
+        journal.message("2");
+        assert_eq!(events(&mut tail), [(1, Happening::Lost { count: 1 }), (2, text(2))]);
+        assert!(tail.is_there(), "the new file");
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_file_in_which_a_journal_continues() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("x.events");
+        let journal = Journal::begin("x", path.clone()).expect("a journal");
+        journal.message("0");
+        let mut tail = tail(&path);
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).expect("a file");
+        file.write_all(format!("{CONTINUED}\n").as_bytes()).expect("written");
+        assert_eq!(events(&mut tail), [(0, text(0))]);
+        assert_eq!(tail.state, TailState::Continued);
+        // It ends without such a file.
+        drop(journal);
+        assert_eq!(events(&mut tail), [(1, Happening::RunEnded { status: None })]);
     }
 
     #[test]
