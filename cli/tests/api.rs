@@ -509,3 +509,21 @@ fn the_python_client_follows_a_vm() {
     assert_eq!(said.lines().collect::<Vec<_>>(), expected, "{errors}");
     assert!(output.status.success());
 }
+
+#[test]
+fn a_run_that_waits_for_a_vm_ends_when_its_request_is_cancelled() {
+    let scratch = Scratch::new();
+    let mut client = scratch.api();
+    for (id, name) in [(1, "first"), (2, "second")] {
+        let args = ["--as".into(), name.into(), "--incoming".into(), format!("unix:{name}.move")];
+        client.ask(id, "run", &json!({ "args": args }));
+        let is_it = |line: &Value| line["id"] == id && line["notification"]["text"].as_str().is_some();
+        client.find("that it waits", is_it);
+        client.ask(10 + id, "cancel", &json!({ "request": id }));
+        client.result(10 + id);
+        assert_eq!(client.code(id), "cancelled");
+    }
+    client.ask(20, "ps", &json!({}));
+    assert_eq!(client.result(20)["runs"], json!([]));
+    client.finish();
+}

@@ -1,8 +1,8 @@
 //! Errors as programs get them: a code, a message, a remedy.
 
 use super::limits::{MOST_CLIENTS, MOST_LINE, MOST_LONG};
-use crate::control::ControlError;
 use crate::control::migrate::MigrateError;
+use crate::control::{CROWDED, ControlError, SILENT};
 use crate::host::output::OutputError;
 use crate::host::place::IoError;
 use miette::{Diagnostic, Report};
@@ -38,7 +38,7 @@ pub enum Code {
     NotPending,
     /// The request was cancelled, or its client is gone.
     Cancelled,
-    /// Too many clients are connected, or too many requests of a client are pending.
+    /// Too many clients or commands are connected, or too many requests of a client are pending.
     Busy,
     /// No run or VM is the one that is meant: there is none of that name, or it has ended.
     NotFound,
@@ -50,7 +50,7 @@ pub enum Code {
     Refused,
     /// The time is over.
     TimedOut,
-    /// The run does not answer.
+    /// The run, or its machine, does not answer.
     Silent,
     /// The run was started by another version of Gnomon.
     Version,
@@ -149,7 +149,7 @@ impl ApiError {
     }
 }
 
-const fn code(why: &ControlError) -> Code {
+fn code(why: &ControlError) -> Code {
     match why {
         ControlError::NoRun
         | ControlError::UnknownRun { .. }
@@ -163,6 +163,9 @@ const fn code(why: &ControlError) -> Code {
         | ControlError::NoVmRecord { .. } => Code::NotFound,
         ControlError::WhichRun(_) | ControlError::WhichOfRuns { .. } | ControlError::WhichVm { .. } => Code::Ambiguous,
         ControlError::Name(_) | ControlError::Taken(_) => Code::BadName,
+        // The run answers this for its machine.
+        ControlError::Refused { why, .. } if why == SILENT => Code::Silent,
+        ControlError::Refused { why, .. } if why == CROWDED => Code::Busy,
         ControlError::Version { .. } | ControlError::AgentVersion { .. } | ControlError::Nonsense(_) => Code::Version,
         ControlError::Refused { .. } | ControlError::NoShell(_) | ControlError::Unstarted { .. } => Code::Refused,
         ControlError::Stays { .. } => Code::TimedOut,
@@ -204,5 +207,18 @@ impl From<&Report> for Failure {
 impl From<ApiError> for Failure {
     fn from(why: ApiError) -> Self {
         (&Report::from(why)).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_have_the_codes_of_their_reasons() {
+        for (why, expected) in [(SILENT, Code::Silent), (CROWDED, Code::Busy), ("it is paused", Code::Refused)] {
+            let refused = ControlError::Refused { run: "x".into(), what: "a pause".into(), why: why.into() };
+            assert_eq!(Failure::from(&Report::from(refused)).code, expected, "{why}");
+        }
     }
 }

@@ -7,7 +7,8 @@ use crate::host::place::IoError;
 use crate::run::LET_GO;
 use abi::control::VmState;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -55,14 +56,15 @@ impl Starting {
         &mut self.child
     }
 
-    /// Waits until the VMs of the run have started, and lets it go, or until it has ended.
+    /// Waits until the VMs of the run have started, and lets it go, or until it has ended. Ends it if `is_cancelled` returns true before
+    /// its machine has booted.
     ///
     /// # Errors
     /// [`IoError`] if the process cannot be waited for.
-    pub fn finish(&mut self) -> Result<StartEnd, IoError> {
-        let mut name = String::new();
-        let read = BufReader::new(&self.near).read_line(&mut name);
-        let Some(name) = read.ok().and_then(|_| name.strip_suffix('\n')).map(String::from) else {
+    pub fn finish(&mut self, is_cancelled: &dyn Fn() -> bool) -> Result<StartEnd, IoError> {
+        let Some(name) = self.name(is_cancelled) else {
+            // A run that is not let go ends with this connection.
+            let _ = self.near.shutdown(Shutdown::Both);
             return Ok(StartEnd { run: None, status: Some(self.ended()?) });
         };
         let has_started = wait_for_start(&name);
@@ -71,6 +73,19 @@ impl Starting {
         let _ = self.near.read_to_end(&mut Vec::new());
         let status = if has_started && is_let_go { None } else { Some(self.ended()?) };
         Ok(StartEnd { run: Some(name), status })
+    }
+
+    /// Waits for the name of the run.
+    fn name(&self, is_cancelled: &dyn Fn() -> bool) -> Option<String> {
+        self.near.set_read_timeout(Some(LOOK)).ok()?;
+        let (mut reader, mut line) = (BufReader::new(&self.near), Vec::new());
+        while let Err(why) = reader.read_until(b'\n', &mut line) {
+            if why.kind() != ErrorKind::WouldBlock || is_cancelled() {
+                return None;
+            }
+        }
+        self.near.set_read_timeout(None).ok()?;
+        String::from_utf8(line).ok()?.strip_suffix('\n').map(String::from)
     }
 
     fn ended(&mut self) -> Result<ExitStatus, IoError> {

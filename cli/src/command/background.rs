@@ -18,7 +18,7 @@ const STATUS_KILLED: u8 = 4;
 /// Starts this command line again as a run in the background; returns when its VMs have started, with status 0, or when it has ended.
 pub(super) fn start() -> miette::Result<u8> {
     let words = std::env::args_os().skip(1).collect();
-    let StartEnd { run, status } = Starting::spawn(words, Stdio::inherit())?.finish()?;
+    let StartEnd { run, status } = Starting::spawn(words, Stdio::inherit())?.finish(&|| false)?;
     if let Some(signal) = status.and_then(|status| status.signal()) {
         tty::say(&format!("gnomon: the run was killed by signal {signal}"));
     }

@@ -289,13 +289,18 @@ struct Journalled {
 #[derive(Clone, Debug)]
 pub struct Journal(Arc<Mutex<Journalled>>);
 
-/// Makes a locked file, and gives it its name only then: no reader finds it without the lock.
-fn create(path: &Path) -> std::io::Result<File> {
+/// Makes a locked file, and gives it its name only when `before` has succeeded: no reader finds it without the lock.
+fn create(path: &Path, before: impl FnOnce() -> std::io::Result<()>) -> std::io::Result<File> {
     let new = path.with_extension("events-new");
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    flock(&file, FlockOperation::LockExclusive)?;
-    fs::rename(&new, path)?;
-    Ok(file)
+    let named = flock(&file, FlockOperation::LockExclusive)
+        .map_err(Into::into)
+        .and_then(|()| before())
+        .and_then(|()| fs::rename(&new, path));
+    if named.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    named.map(|()| file)
 }
 
 impl Journal {
@@ -304,7 +309,7 @@ impl Journal {
     /// # Errors
     /// If the file cannot be made.
     pub(super) fn begin(run: &str, path: PathBuf) -> std::io::Result<Self> {
-        let (file, states) = (create(&path)?, States::default());
+        let (file, states) = (create(&path, || Ok(()))?, States::default());
         let (run, bytes, most, number) = (run.to_owned(), 0, MOST_BYTES, 0);
         let new = Journalled { run, path, file, bytes, most, number, is_torn: false, has_ended: false, states };
         Ok(Self(Arc::new(Mutex::new(new))))
@@ -374,18 +379,26 @@ impl Journalled {
         let time_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         let event = Event { run: self.run.clone(), number: self.number, time_ms, what };
         self.number += 1;
-        if self.bytes >= self.most
-            && let Ok(file) = create(&self.path)
-        {
-            // Readers of the old file go on to the new one, which is there already.
-            let _ = self.file.write_all(format!("{CONTINUED}\n").as_bytes());
-            (self.file, self.bytes, self.is_torn) = (file, 0, false);
+        if self.bytes >= self.most {
+            let path = self.path.clone();
+            // Without that line, readers of the old file would take the end of its lock for the end of the run. So the old file stays if
+            // there is no room for the line.
+            if let Ok(file) = create(&path, || self.line(CONTINUED.as_bytes())) {
+                (self.file, self.bytes, self.is_torn) = (file, 0, false);
+            }
         }
+        // An event that is missing is noted by its number.
+        let _ = self.line(&serde_json::to_vec(&event).unwrap_or_default());
+    }
+
+    fn line(&mut self, content: &[u8]) -> std::io::Result<()> {
         let mut line = if self.is_torn { vec![b'\n'] } else { Vec::new() };
-        line.extend(serde_json::to_vec(&event).unwrap_or_default());
+        line.extend(content);
         line.push(b'\n');
-        self.is_torn = self.file.write_all(&line).is_err();
+        let written = self.file.write_all(&line);
+        self.is_torn = written.is_err();
         self.bytes += line.len() as u64;
+        written
     }
 }
 
@@ -395,6 +408,15 @@ impl Journal {
     pub(super) fn with_most(self, most: u64) -> Self {
         self.lock().most = most;
         self
+    }
+
+    /// Opens the file anew, and lets writes fail or succeed from now on.
+    pub(super) fn let_write(&self, may: bool) {
+        let mut all = self.lock();
+        let file = OpenOptions::new().read(true).append(may).open(&all.path).expect("the file");
+        // The former lock ends with the former file.
+        all.file = file;
+        flock(&all.file, FlockOperation::LockExclusive).expect("no other has it");
     }
 }
 

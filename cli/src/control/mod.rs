@@ -28,6 +28,8 @@ mod tests;
 pub mod trace;
 pub mod watch;
 
+pub use ports::{CROWDED, SILENT};
+
 use crate::host::written::did_you_mean;
 use abi::control::Power;
 use miette::Diagnostic;

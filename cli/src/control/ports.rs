@@ -14,7 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// The error for a machine that does not answer in time.
-pub(super) const SILENT: &str = "its machine does not answer";
+pub const SILENT: &str = "its machine does not answer";
+/// The error for a command that connects to a run when as many are connected as there may be.
+pub const CROWDED: &str = "too many commands are connected to this run";
 /// The shortest and the longest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(50);

@@ -1,17 +1,19 @@
 //! Commands, the bridge, and a machine that is none: each end of the channel with what it should not meet.
 
-use super::ControlError;
 use super::bridge::Bridge;
 use super::client::Client;
 use super::runs::Runs;
 use super::save::{Held, Saved, Unsaved};
+use super::watch::Asking;
+use super::{CROWDED, ControlError, SILENT};
 use abi::control::frame::{Reader, decode, encode, encode_as};
 use abi::control::save::{NOT_YET, Pages, Save, Saving};
-use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Whose};
+use abi::control::{Answer, MOST_REQUEST_BYTES, Request, Vms, Whose};
 use abi::snapshot::bytes::Bytes;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -122,8 +124,12 @@ fn commands_that_are_killed_or_mad_harm_no_other() {
     drop(deaf);
     // More than there may be: some are told so, and when they have gone there is room again.
     let crowd: Vec<_> = (0..80).map(|_| run.client()).collect();
-    let told = crowd.into_iter().map(|mut one| one.tell("a word", &Request::Hello)).filter(Result::is_ok).count();
-    assert!((1..80).contains(&told), "{told}");
+    let told: Vec<_> = crowd.into_iter().map(|mut one| one.tell("a word", &Request::Hello)).collect();
+    let count = told.iter().filter(|told| told.is_ok()).count();
+    assert!((1..80).contains(&count), "{count}");
+    let is_crowded =
+        |told: &Result<(), ControlError>| matches!(told, Err(ControlError::Refused { why, .. }) if why == CROWDED);
+    assert!(told.iter().any(is_crowded), "{told:?}");
     let started = Instant::now();
     while run.client().tell("a word", &Request::Hello).is_err() {
         assert!(started.elapsed() < LONG, "no client can ask any more");
@@ -132,11 +138,41 @@ fn commands_that_are_killed_or_mad_harm_no_other() {
 }
 
 #[test]
+fn readers_of_a_run_take_no_place_of_a_command() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let run = Run::start(LONG).answering(move |number, request| match request {
+        Request::Vms => {
+            count.fetch_add(1, Ordering::SeqCst);
+            let (lost, ports, disks) = Default::default();
+            encode(number, &Answer::Vms(Vms { now: 0, timebase: 1, vms: Vec::new(), lost, ports, disks }))
+        }
+        request => echo(number, request),
+    });
+    let started = Instant::now();
+    let asking: Vec<_> = (0..100).map(|_| Asking::of(&run.runs, "fake")).collect();
+    // As many commands as there may be, but for one that asks for states.
+    let mut commands: Vec<_> = (0..31).map(|_| run.client()).collect();
+    for command in &mut commands {
+        command.tell("a word", &Request::Hello).expect("there is room");
+    }
+    while asked.load(Ordering::SeqCst) < 3 {
+        assert!(started.elapsed() < LONG, "nobody asks");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let most = started.elapsed().as_millis() / super::watch::ASK.as_millis() + 1;
+    assert!(asked.load(Ordering::SeqCst) as u128 <= most, "one of them asks for all");
+    let used = Arc::downgrade(&asking[0]);
+    drop(asking);
+    assert_eq!(used.strong_count(), 0, "they share it");
+}
+
+#[test]
 fn a_machine_that_says_nothing_holds_nobody_for_long() {
     let run = Run::start(SHORT);
     let started = Instant::now();
     let why = run.client().vms().expect_err("the machine does not answer");
-    assert!(matches!(&why, ControlError::Refused { why, .. } if why.contains("does not answer")), "{why}");
+    assert!(matches!(&why, ControlError::Refused { why, .. } if why == SILENT), "{why}");
     assert!(started.elapsed() < LONG);
     // A late answer is not taken for that of the next request.
     let run = run.answering(|number, request| match request {

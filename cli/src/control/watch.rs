@@ -9,11 +9,11 @@ use super::journal::{CONTINUED, Event, Happening};
 use super::logs::is_same;
 use super::runs::Runs;
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -21,10 +21,19 @@ use std::time::Duration;
 pub const ASK: Duration = Duration::from_millis(100);
 /// The interval at which journals are read, and new ones looked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// The interval after which a run is asked again that refuses a connection.
+/// The interval after which a run is asked again that refuses a request.
 const AGAIN: Duration = Duration::from_secs(1);
 /// The longest line of a journal, in bytes.
 const MOST_LINE: usize = 64 << 10;
+/// The time limit for an answer about states.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The threads of this process that ask for states, by the paths of the runs' journals. A thread ends when no tail uses it any more.
+static ASKING: Mutex<BTreeMap<PathBuf, Weak<Asking>>> = Mutex::new(BTreeMap::new());
+
+/// The use of a thread that asks a run for its VMs' states.
+#[derive(Debug)]
+pub(super) struct Asking;
 
 /// A journal that is being read.
 #[derive(Debug)]
@@ -39,8 +48,8 @@ struct Tail {
     /// The time of the last event.
     time_ms: u64,
     state: TailState,
-    /// Ends the thread that asks for states.
-    is_over: Arc<AtomicBool>,
+    /// Keeps the thread that asks for states.
+    asking: Option<Arc<Asking>>,
 }
 
 /// The part of a journal that was read.
@@ -64,12 +73,18 @@ impl Tail {
     fn open(runs: &Runs, run: &str) -> Option<Self> {
         let path = runs.journal_path(run);
         let file = File::open(&path).ok().filter(|file| !is_left(file))?;
-        Some(Self::new(run, path, file))
+        let asking = Some(Asking::of(runs, run));
+        Some(Self { asking, ..Self::new(run, path, file) })
     }
 
     fn new(run: &str, path: PathBuf, file: File) -> Self {
-        let (run, rest, is_over) = (run.to_owned(), Vec::new(), Arc::default());
-        Self { run, path, file, rest, next: 0, time_ms: 0, state: TailState::Open, is_over }
+        let (run, rest, state) = (run.to_owned(), Vec::new(), TailState::Open);
+        Self { run, path, file, rest, next: 0, time_ms: 0, state, asking: None }
+    }
+
+    /// Returns whether the path still leads to the file that is being read.
+    fn is_there(&self) -> bool {
+        File::open(&self.path).is_ok_and(|file| is_same(Some(&file), Some(&self.file)))
     }
 
     /// Reads the new events. Returns false if `tell` did.
@@ -82,7 +97,7 @@ impl Tail {
             }
             match self.state {
                 TailState::Open if is_left => {
-                    self.state = TailState::Ended;
+                    self.end();
                     let what = Happening::RunEnded { status: None };
                     let (run, number, time_ms) = (self.run.clone(), self.next, self.time_ms);
                     return Ok(tell(Event { run, number, time_ms, what }));
@@ -93,8 +108,10 @@ impl Tail {
                         (self.file, self.state) = (file, TailState::Open);
                         self.rest.clear();
                     }
-                    // The run has ended, and its last file is removed.
-                    _ => self.state = TailState::Open,
+                    // The run has ended: in this file, or in one that is removed.
+                    _ if is_left => self.state = TailState::Open,
+                    // The run is about to rename the new file.
+                    _ => return Ok(true),
                 },
             }
         }
@@ -139,42 +156,47 @@ impl Tail {
         }
         (self.next, self.time_ms) = (event.number + 1, event.time_ms);
         if matches!(event.what, Happening::RunEnded { .. }) {
-            self.state = TailState::Ended;
+            self.end();
         }
         tell(event)
     }
 
-    /// Starts the thread that asks for the VMs' states.
-    fn ask_for_states(&self) {
-        let (run, is_over) = (self.run.clone(), Arc::clone(&self.is_over));
-        thread::spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
-                let mut client = match Client::of(Some(&run)) {
-                    Ok(client) => client,
-                    Err(ControlError::UnknownRun { .. } | ControlError::Gone(_)) => return,
-                    Err(_) => {
-                        thread::sleep(AGAIN);
-                        continue;
-                    }
-                };
-                while !is_over.load(Ordering::Relaxed) {
-                    match client.vms() {
-                        Ok(_) | Err(ControlError::Silent(_)) => thread::sleep(ASK),
-                        Err(ControlError::Refused { .. }) => {
-                            thread::sleep(AGAIN);
-                            break;
-                        }
-                        Err(_) => return,
-                    }
-                }
-            }
-        });
+    /// The run has ended: it is not asked any more.
+    fn end(&mut self) {
+        self.state = TailState::Ended;
+        drop(self.asking.take());
     }
 }
 
-impl Drop for Tail {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+impl Asking {
+    /// Returns the thread of this process that asks a run, which is started if there is none.
+    ///
+    /// A run takes few commands at a time, so the number of its readers must not count: they share a thread, which connects anew for each
+    /// request.
+    pub(super) fn of(runs: &Runs, run: &str) -> Arc<Self> {
+        let mut all = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, asking| asking.strong_count() > 0);
+        let place = all.entry(runs.journal_path(run)).or_default();
+        if let Some(asking) = place.upgrade() {
+            return asking;
+        }
+        let asking = Arc::new(Self);
+        *place = Arc::downgrade(&asking);
+        let (runs, run, used) = (runs.clone(), run.to_owned(), Arc::downgrade(&asking));
+        thread::spawn(move || {
+            while used.strong_count() > 0 {
+                let stream = runs.connect(&run);
+                let asked = stream.and_then(|stream| Client::new(run.clone(), stream, PATIENCE).vms());
+                thread::sleep(match asked {
+                    // A run that has ended may begin anew under the same name. The journal says whether it has ended.
+                    Ok(_) | Err(ControlError::Silent(_) | ControlError::UnknownRun { .. } | ControlError::Gone(_)) => {
+                        ASK
+                    }
+                    Err(_) => AGAIN,
+                });
+            }
+        });
+        asking
     }
 }
 
@@ -188,22 +210,31 @@ pub fn watch(
     is_cancelled: &dyn Fn() -> bool,
     tell: &mut dyn FnMut(Event) -> bool,
 ) -> Result<(), ControlError> {
-    let runs = Runs::open()?;
+    watch_in(&Runs::open()?, only, is_cancelled, tell)
+}
+
+/// Like [`watch`], for the runs of a directory.
+fn watch_in(
+    runs: &Runs,
+    only: Option<&str>,
+    is_cancelled: &dyn Fn() -> bool,
+    tell: &mut dyn FnMut(Event) -> bool,
+) -> Result<(), ControlError> {
     let mut tails: Vec<Tail> = Vec::new();
     if let Some(name) = only {
-        let Some(tail) = Tail::open(&runs, &runs.choose(Some(name))?) else {
+        let Some(tail) = Tail::open(runs, &runs.choose(Some(name))?) else {
             return Err(ControlError::UnknownRun { name: name.into(), known: runs.names()? });
         };
-        tail.ask_for_states();
         tails.push(tail);
     }
     while !is_cancelled() {
         if only.is_none() {
+            // A journal that was read to its end may stay for a moment, and is not read again.
+            tails.retain(|tail| tail.state != TailState::Ended || tail.is_there());
             for name in runs.journals()? {
                 if !tails.iter().any(|tail| tail.run == name)
-                    && let Some(tail) = Tail::open(&runs, &name)
+                    && let Some(tail) = Tail::open(runs, &name)
                 {
-                    tail.ask_for_states();
                     tails.push(tail);
                 }
             }
@@ -214,8 +245,7 @@ pub fn watch(
                 return Ok(());
             }
         }
-        tails.retain(|tail| tail.state != TailState::Ended);
-        if only.is_some() && tails.is_empty() {
+        if only.is_some() && tails.iter().all(|tail| tail.state == TailState::Ended) {
             return Ok(());
         }
         thread::sleep(LOOK);
@@ -233,6 +263,7 @@ fn tail(path: &std::path::Path) -> Tail {
 mod tests {
     use super::super::journal::Journal;
     use super::*;
+    use std::cell::{Cell, RefCell};
     use std::io::Write;
 
     fn events(tail: &mut Tail) -> Vec<(u64, Happening)> {
@@ -298,6 +329,73 @@ mod tests {
         journal.message("20");
         seen = events(&mut early);
         assert_eq!(seen, [(20, text(20))]);
+    }
+
+    #[test]
+    fn a_journal_that_stays_after_its_end_is_read_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let runs = Runs::at(dir.path().join("gnomon")).expect("a directory");
+        let path = runs.journal_path("x");
+        let begin = |text| {
+            let journal = Journal::begin("x", path.clone()).expect("a journal");
+            journal.message(text);
+            journal.ended(0);
+            journal
+        };
+        let looks = Cell::new(0);
+        let (mut journal, mut found) = (begin("first"), Vec::new());
+        let is_over = || {
+            looks.set(looks.get() + 1);
+            // Another run of that name takes its place.
+            if looks.get() == 4 {
+                journal = begin("second");
+            }
+            looks.get() > 7
+        };
+        let is_over = RefCell::new(is_over);
+        watch_in(&runs, None, &|| (is_over.borrow_mut())(), &mut |event| {
+            found.push(event.what);
+            true
+        })
+        .expect("journals");
+        let message = |text: &str| Happening::Message { text: text.into() };
+        let end = || Happening::RunEnded { status: Some(0) };
+        assert_eq!(found, [message("first"), end(), message("second"), end()]);
+    }
+
+    #[test]
+    fn a_journal_without_room_stays_in_its_file_until_there_is_room() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("x.events");
+        let journal = Journal::begin("x", path.clone()).expect("a journal").with_most(30);
+        journal.message("0");
+        let mut tail = tail(&path);
+        assert_eq!(events(&mut tail), [(0, text(0))]);
+        journal.let_write(false);
+        journal.message("1");
+        assert_eq!(events(&mut tail), [], "the run lives");
+        assert!(tail.is_there());
+        assert_eq!(std::fs::read_dir(dir.path()).expect("it is there").count(), 1, "no other file is left");
+        journal.let_write(true);
+        journal.message("2");
+        assert_eq!(events(&mut tail), [(1, Happening::Lost { count: 1 }), (2, text(2))]);
+        assert!(tail.is_there(), "the new file");
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_file_in_which_a_journal_continues() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("x.events");
+        let journal = Journal::begin("x", path.clone()).expect("a journal");
+        journal.message("0");
+        let mut tail = tail(&path);
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).expect("a file");
+        file.write_all(format!("{CONTINUED}\n").as_bytes()).expect("written");
+        assert_eq!(events(&mut tail), [(0, text(0))]);
+        assert_eq!(tail.state, TailState::Continued);
+        // It ends without such a file.
+        drop(journal);
+        assert_eq!(events(&mut tail), [(1, Happening::RunEnded { status: None })]);
     }
 
     #[test]

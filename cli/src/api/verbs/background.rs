@@ -16,7 +16,9 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -27,7 +29,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The most bytes of a log in one notification.
 const MOST_TEXT: usize = 8 << 10;
 
-/// Starts a run in the background, and replies when its VMs have started. Cannot be cancelled.
+/// Starts a run in the background, and replies when its VMs have started. Can be cancelled until its machine has booted.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
@@ -101,15 +103,23 @@ impl Method for Run {
             let sender = sender.clone();
             thread::spawn(move || pass_lines(stderr, &sender));
         }
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&is_cancelled);
         thread::spawn(move || {
-            let _ = sender.send(News::Over(starting.finish()));
+            let _ = sender.send(News::Over(starting.finish(&|| flag.load(Ordering::Relaxed))));
             // The process must be waited for when it ends, or an entry of it stays.
             let _ = starting.child().wait();
         });
         let (mut last, mut end) = (String::new(), None);
         loop {
             let next = match end {
-                None => news.recv().ok(),
+                None => {
+                    is_cancelled.store(caller.is_cancelled(), Ordering::Relaxed);
+                    match news.recv_timeout(logs::LOOK) {
+                        Err(RecvTimeoutError::Timeout) => continue,
+                        next => next.ok(),
+                    }
+                }
                 // Only one that has ended has last words.
                 Some(Ok(StartEnd { status: None, .. })) => None,
                 Some(_) => news.recv_timeout(LAST_WORDS).ok(),
@@ -128,6 +138,9 @@ impl Method for Run {
         let status = end.status.map(status_of);
         match end.run {
             Some(run) => Ok(Started { run, status }),
+            None if is_cancelled.load(Ordering::Relaxed) => {
+                Err(ControlError::Cancelled("the start of a run".into()).into())
+            }
             None => Err(ApiError::NotStarted { status: status.unwrap_or(u8::MAX), last }.into()),
         }
     }
