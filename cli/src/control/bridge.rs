@@ -2,7 +2,7 @@
 //! answer back to its command. So any number of commands may send requests at once, and none can block the machine for others.
 
 use super::journal::{Happening, Journal};
-use super::ports::{self, SILENT};
+use super::ports::{self, CROWDED, SILENT};
 use super::runs::{Claim, VmDisk};
 use super::sessions;
 use abi::agent;
@@ -145,7 +145,7 @@ impl Bridge {
                 for client in listener.incoming().flatten() {
                     let shared = Arc::clone(&shared);
                     if shared.clients.fetch_add(1, Ordering::SeqCst) >= MOST_CLIENTS {
-                        let _ = (&client).write_all(&encode(1, &refuse("too many commands are connected to this run")));
+                        let _ = (&client).write_all(&encode(1, &refuse(CROWDED)));
                         shared.clients.fetch_sub(1, Ordering::SeqCst);
                         continue;
                     }
