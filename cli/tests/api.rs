@@ -3,11 +3,13 @@
 
 #[expect(dead_code, reason = "not all of it has a use here")]
 mod background;
+mod listens;
 mod says;
 
 use gnomon::api::limits::MOST_LINE;
 use gnomon::api::methods::{Call, NAMES, schema};
 use gnomon::api::wire::parse;
+use listens::LISTEN;
 use rustix::process::{Pid, Signal, kill_process};
 use says::says;
 use serde_json::{Value, json};
@@ -31,21 +33,6 @@ const PAGE: &str = include_str!("../../docs/api.md");
 const WAIT: [u32; 2] = [
     0x1050_0073, // wfi
     0xffdf_f06f, // j .-4
-];
-/// The code of a guest that powers off when its serial line is hung up.
-const LISTEN: [u32; 12] = [
-    0x1000_02b7, // lui t0, 0x10000
-    0x0080_0313, // li t1, 8
-    0x0062_80a3, // sb t1, 1(t0): the interrupt for changes of the carrier
-    0x0062_c383, // loop: lbu t2, 6(t0)
-    0x0083_f393, // andi t2, t2, 8: has it changed?
-    0xfe03_8ce3, // beqz t2, loop
-    0x5352_58b7, // lui a7, 0x53525
-    0x3548_8893, // addi a7, a7, 0x354: "SRST"
-    0x0000_0813, // li a6, 0
-    0x0000_0513, // li a0, 0
-    0x0000_0593, // li a1, 0
-    0x0000_0073, // ecall
 ];
 
 /// A directory for sockets, logs and VM files.

@@ -2,10 +2,12 @@
 
 #[expect(dead_code, reason = "not all of it has a use here")]
 mod background;
+mod listens;
 mod says;
 
 use assert_cmd::assert::Assert;
 use background::{Run, command};
+use listens::LISTEN;
 use rexpect::session::{PtySession, spawn_command};
 use rustix::process::{Pid, Signal, kill_process};
 use says::says;
@@ -16,23 +18,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The parts of a guest's code.
+/// The code of a guest that waits.
 const WAIT: [u32; 1] = [0x0000_006f]; // j .
-/// Listens to the serial line's carrier, and powers off when it goes.
-const LISTEN: [u32; 12] = [
-    0x1000_02b7, // lui t0, 0x10000
-    0x0080_0313, // li t1, 8
-    0x0062_80a3, // sb t1, 1(t0): the interrupt for changes of the carrier
-    0x0062_c383, // loop: lbu t2, 6(t0)
-    0x0083_f393, // andi t2, t2, 8: has it changed?
-    0xfe03_8ce3, // beqz t2, loop
-    0x5352_58b7, // lui a7, 0x53525
-    0x3548_8893, // addi a7, a7, 0x354: "SRST"
-    0x0000_0813, // li a6, 0
-    0x0000_0513, // li a0, 0
-    0x0000_0593, // li a1, 0
-    0x0000_0073, // ecall
-];
 
 /// Words of the command lines of a run in the background, and of its machine.
 const RUN: &str = "--supervised";

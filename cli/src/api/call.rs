@@ -22,7 +22,7 @@ pub trait Method: DeserializeOwned + JsonSchema + Send {
     /// where its method says so.
     ///
     /// # Errors
-    /// The same as those of the command for it.
+    /// Those of the command of that name.
     fn carry_out(self, caller: &dyn Caller<Self::Notice>) -> miette::Result<Self::Reply>;
 
     /// Reads the parameters.

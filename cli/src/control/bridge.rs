@@ -32,8 +32,6 @@ struct Link {
     stream: UnixStream,
     /// The rest of a request that the machine did not read in time. It goes first: Gnomon waits for all of a long message.
     unsent: Vec<u8>,
-    /// True if a part of that frame was sent.
-    is_begun: bool,
     reader: Reader,
     number: u32,
 }
@@ -97,13 +95,7 @@ impl Bridge {
                 let Ok((stream, _)) = listener.accept() else { return };
                 // No other connection is accepted there.
                 own.upgrade().into_iter().for_each(|claim| drop(fs::remove_file(claim.machine_path())));
-                let link = Link {
-                    stream,
-                    unsent: Vec::new(),
-                    is_begun: false,
-                    reader: Reader::new(MOST_ANSWER_BYTES),
-                    number: 0,
-                };
+                let link = Link { stream, unsent: Vec::new(), reader: Reader::new(MOST_ANSWER_BYTES), number: 0 };
                 *machine.lock() = Some(link);
                 machine.is_there.notify_all();
             });
@@ -257,7 +249,7 @@ impl Shared {
                             if let Answer::Vms(vms) = &mut answer {
                                 vms.lost.clone_from(&self.lost.lock().unwrap_or_else(PoisonError::into_inner));
                                 vms.ports.clone_from(&self.port_uses());
-                                vms.disks = self.disks.iter().map(VmDisk::described).collect();
+                                vms.disks = self.disks.iter().map(|disk| disk.described.clone()).collect();
                             }
                             (number, answer)
                         }
@@ -288,7 +280,7 @@ impl Shared {
         };
         // From the check of the locks to their release no other such request comes between.
         let _one = self.disks_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let files = || self.disks.iter().filter(|disk| disk.vm == *vm).flat_map(VmDisk::locks);
+        let files = || self.disks.iter().filter(|disk| disk.described.vm == *vm).flat_map(VmDisk::locks);
         let is_given = matches!(request, Request::Save(..));
         let (mut taken, mut busy) = (Vec::new(), None);
         for lock in files().filter(|_| !is_given) {
@@ -396,7 +388,8 @@ impl Link {
         self.number = self.number.wrapping_add(1);
         // None is no time at all to wait, and not for ever.
         let timeout = || Some(left().max(Duration::from_millis(1)));
-        for frame in [std::mem::take(&mut self.unsent), encode(self.number, request)] {
+        let begun = std::mem::take(&mut self.unsent);
+        for (frame, is_begun) in [(begun, true), (encode(self.number, request), false)] {
             let mut rest = frame.as_slice();
             while !rest.is_empty() {
                 self.stream.set_write_timeout(timeout())?;
@@ -404,16 +397,15 @@ impl Link {
                     Ok(count) => rest = &rest[count..],
                     Err(why) if is_timeout(&why) => {
                         // A frame of which nothing was sent is not sent any more.
-                        let is_rest = self.is_begun || rest.len() < frame.len();
-                        self.unsent = if is_rest { rest.to_vec() } else { Vec::new() };
-                        self.is_begun = is_rest;
+                        if is_begun || rest.len() < frame.len() {
+                            self.unsent = rest.to_vec();
+                        }
                         return Ok(None);
                     }
                     Err(why) if why.kind() == ErrorKind::Interrupted => {}
                     Err(why) => return Err(why),
                 }
             }
-            self.is_begun = false;
         }
         let mut buffer = [0; PIECE];
         while !left().is_zero() {

@@ -68,27 +68,16 @@ pub struct PortSocket {
 /// A disk that a VM writes to.
 #[derive(Debug)]
 pub struct VmDisk {
-    /// The VM's number.
-    pub vm: u64,
-    /// The file.
-    pub file: PathBuf,
+    /// The disk, for commands.
+    pub described: DiskUse,
     /// The locks of all its files. They are the run's.
     pub locks: Vec<Weak<Lock>>,
-    /// The reason why it cannot be given to another run, if it cannot.
-    pub obstacle: Option<&'static str>,
 }
 
 impl VmDisk {
     /// The locks that are there.
     pub(super) fn locks(&self) -> impl Iterator<Item = Arc<Lock>> {
         self.locks.iter().filter_map(Weak::upgrade)
-    }
-
-    /// The use of its file, for a command.
-    pub(super) fn described(&self) -> DiskUse {
-        let identity = self.locks().next().and_then(|lock| lock.identity());
-        let file = self.file.display().to_string();
-        DiskUse { vm: self.vm, file, identity: identity.unwrap_or_default(), obstacle: self.obstacle.map(Into::into) }
     }
 }
 

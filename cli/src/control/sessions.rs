@@ -291,8 +291,8 @@ fn write_frames(mut client: UnixStream, frames: &Receiver<Vec<u8>>, waiting: &At
     let _ = client.shutdown(Shutdown::Both);
 }
 
-/// Sends a message to the agent. The link is closed if that fails: a part of a frame may have been sent, and sessions
-/// that wait for their turn would not notice that their commands have gone.
+/// Sends a message to the agent. Closes the link if that fails, for two reasons: a part of a frame may have been sent, and
+/// other sessions wait for their turn and do not notice meanwhile that their commands have gone.
 fn send(link: &Mutex<UnixStream>, session: u32, ask: &Ask) -> io::Result<()> {
     let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
     let sent = link.write_all(&agent::encode(session, ask));

@@ -26,6 +26,7 @@ use crate::vm::payload::{Kind, Payload};
 use crate::vm::restore::{self, Restored};
 use crate::vm::spec::{self, SpecError, VmSpec};
 use abi::bundle::{ConsoleMode, MmuMode, ShareConfig, VmConfig};
+use abi::control::DiskUse;
 use abi::exec::Start;
 use abi::snapshot::bytes::Bytes;
 use serde::Serialize;
@@ -95,6 +96,8 @@ impl Prepared {
         let disks = written.map(|(number, disk)| {
             let own = self.locks.iter().filter(|(of, _)| *of == number);
             let locks: Vec<_> = own.map(|(_, lock)| lock).collect();
+            // The first one is that of its own file.
+            let identity = locks.first().and_then(|lock| lock.identity()).unwrap_or_default();
             let obstacle = match (disk.use_, disk.format) {
                 (Use::Snapshot, _) => Some("what its guest has written is kept by this run alone (--snapshot)"),
                 (_, Format::Qcow2) => Some("its format is qcow2, of which QEMU keeps a part in memory"),
@@ -104,7 +107,11 @@ impl Prepared {
                 _ => None,
             };
             let vm = self.vms.iter().position(|vm| *vm == self.disk_owners[number]).unwrap_or_default() as u64;
-            VmDisk { vm, file: disk.file.clone(), locks: locks.into_iter().map(Arc::downgrade).collect(), obstacle }
+            let file = disk.file.display().to_string();
+            VmDisk {
+                described: DiskUse { vm, file, identity, obstacle: obstacle.map(Into::into) },
+                locks: locks.into_iter().map(Arc::downgrade).collect(),
+            }
         });
         disks.collect()
     }

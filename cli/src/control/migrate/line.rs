@@ -116,8 +116,8 @@ impl fmt::Display for Address {
 /// Messages to the receiver.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Sent {
-    /// An early state of the VM, from which the receiver makes it: an [`abi::snapshot::State`]; and the device and inode of each file of a disk
-    /// that it writes to.
+    /// An early state of the VM, from which the receiver makes it: an [`abi::snapshot::State`]. And of each disk that the VM writes to, the
+    /// file's device and inode.
     Hello(Bytes, Vec<(u64, u64)>),
     /// Pages of RAM.
     Pages(Pages),

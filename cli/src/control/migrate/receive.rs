@@ -31,7 +31,7 @@ pub struct Incoming {
     line: Line,
     /// A snapshot without pages: the VM's description.
     file: NamedTempFile,
-    /// The device and inode of each file of a disk that it writes to.
+    /// The files' devices and inodes of the disks that the VM writes to, in the disks' order.
     disks: Vec<(u64, u64)>,
 }
 

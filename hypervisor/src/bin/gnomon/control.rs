@@ -48,16 +48,17 @@ impl ControlDevice {
         let pieces = (0..PIECES).map(|_| Box::new([0; PIECE])).collect();
         let mut device = Self { transport, incoming, outgoing, pieces, offered: [0; PIECES], filled: None, sent: None };
         (0..PIECES).for_each(|piece| device.offer(piece));
+        notify(&mut device.transport, &device.incoming, RECEIVE);
         Some(device)
     }
 
+    /// Offers a piece to the device, which is to be notified.
     fn offer(&mut self, piece: usize) {
         // SAFETY: the buffer stays where it is, and is not looked at before the device has given it back.
         let added = unsafe { self.incoming.add(&[], &mut [&mut self.pieces[piece][..]]) };
         // The queue has room for all of them.
         if let Ok(token) = added {
             self.offered[usize::from(token)] = piece as u8;
-            notify(&mut self.transport, &self.incoming, RECEIVE);
         }
     }
 
@@ -101,6 +102,7 @@ impl Line for ControlDevice {
     fn release(&mut self) {
         if let Some((piece, _)) = self.filled.take() {
             self.offer(piece);
+            notify(&mut self.transport, &self.incoming, RECEIVE);
         }
     }
 
