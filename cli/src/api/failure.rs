@@ -160,9 +160,11 @@ fn code(why: &ControlError) -> Code {
         | ControlError::UnknownPort { .. }
         | ControlError::NoRecords
         | ControlError::NoRecord { .. }
-        | ControlError::NoVmRecord { .. } => Code::NotFound,
+        | ControlError::NoVmRecord { .. }
+        | ControlError::NoDefinition { .. }
+        | ControlError::NoDirectory { .. } => Code::NotFound,
         ControlError::WhichRun(_) | ControlError::WhichOfRuns { .. } | ControlError::WhichVm { .. } => Code::Ambiguous,
-        ControlError::Name(_) | ControlError::Taken(_) => Code::BadName,
+        ControlError::Name(_) | ControlError::Taken(_) | ControlError::Defined(_) => Code::BadName,
         // The run answers this for its machine.
         ControlError::Refused { why, .. } if why == SILENT => Code::Silent,
         ControlError::Refused { why, .. } if why == CROWDED => Code::Busy,

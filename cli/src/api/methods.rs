@@ -3,8 +3,8 @@
 use super::call::{Caller, Method, Never};
 use super::failure::ApiError;
 use super::verbs::{
-    CheckMigration, Destroy, Get, Logs, Migrate, Pause, Ps, Reboot, Remove, Reset, Resume, Run, Set, Shutdown,
-    Snapshot, Stats, Subscribe, Wait,
+    CheckMigration, Create, Destroy, Get, List, Logs, Migrate, Pause, Ps, Reboot, Remove, Reset, Resume, Run, Set,
+    Shutdown, Snapshot, Start, Stats, Subscribe, Wait,
 };
 use super::wire::{Greeting, Id, Line, Request, VERSION};
 use crate::host::written::did_you_mean;
@@ -129,7 +129,7 @@ macro_rules! methods {
 }
 
 methods! {
-    Ps, Stats, Get, Set, Pause, Resume, Shutdown, Reboot, Reset, Destroy, Snapshot, Migrate, CheckMigration, Run, Wait, Logs, Remove,
+    Ps, Stats, Get, Set, Pause, Resume, Shutdown, Reboot, Reset, Destroy, Snapshot, Migrate, CheckMigration, Run, Create, List, Start, Wait, Logs, Remove,
     Subscribe, Cancel,
 }
 

@@ -11,11 +11,15 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 
 /// The hidden option of a run that another process has started.
 pub const SUPERVISED: &str = "--supervised";
+
+/// The hidden option with the name of a run that is kept by it.
+pub const KEPT_AS: &str = "--kept-as";
 
 /// The result of a start.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,18 +38,19 @@ pub struct Starting {
 }
 
 impl Starting {
-    /// Starts this program again, with the words of a command line that begin with a subcommand. Messages go to `stderr` until the run is
-    /// let go.
+    /// Starts this program again, with the words of a command line that begin with a subcommand, in a directory, if one is given, or in
+    /// this process's. Messages go to `stderr` until the run is let go.
     ///
     /// # Errors
     /// [`IoError`].
-    pub fn spawn(mut words: Vec<OsString>, stderr: Stdio) -> Result<Self, IoError> {
+    pub fn spawn(mut words: Vec<OsString>, dir: Option<&Path>, stderr: Stdio) -> Result<Self, IoError> {
         // Behind the subcommand: the first of its options cannot be the value of another one.
         words.insert(words.len().min(1), SUPERVISED.into());
         let program = std::env::current_exe().map_err(IoError::at("find", "gnomon"))?;
         let (near, far) = UnixStream::pair().map_err(IoError::at("make", "a socket"))?;
         let mut command = Command::new(&program);
         command.args(words).stdin(Stdio::from(OwnedFd::from(far))).stdout(Stdio::null()).stderr(stderr);
+        dir.map(|dir| command.current_dir(dir));
         // With `command`, this process's copy of the other end is closed.
         let child = command.spawn().map_err(IoError::at("start", &program))?;
         Ok(Self { child, near })

@@ -1,6 +1,5 @@
-//! Runs in the background: `gnomon run -d`, `wait`, `logs`, `rm`.
+//! Runs in the background: `gnomon run -d`, `wait`, `logs`.
 
-use super::script::{STATUS_INPUT, complain};
 use crate::api::call::call;
 use crate::api::start::{StartEnd, Starting};
 use crate::api::verbs as api;
@@ -18,7 +17,7 @@ const STATUS_KILLED: u8 = 4;
 /// Starts this command line again as a run in the background; returns when its VMs have started, with status 0, or when it has ended.
 pub(super) fn start() -> miette::Result<u8> {
     let words = std::env::args_os().skip(1).collect();
-    let StartEnd { run, status } = Starting::spawn(words, Stdio::inherit())?.finish(&|| false)?;
+    let StartEnd { run, status } = Starting::spawn(words, None, Stdio::inherit())?.finish(&|| false)?;
     if let Some(signal) = status.and_then(|status| status.signal()) {
         tty::say(&format!("gnomon: the run was killed by signal {signal}"));
     }
@@ -84,27 +83,5 @@ impl LogsArgs {
         let until = if self.follow { Until::Ended } else { Until::Now };
         logs::copy(&kept, vm.as_deref(), (until, &|| false), &mut stdout().lock())?;
         Ok(0)
-    }
-}
-
-/// Remove what is kept of runs in the background that have ended: logs and statuses.
-#[derive(Debug, Args)]
-pub struct RmArgs {
-    /// The runs
-    #[arg(value_name = "RUN", required = true)]
-    runs: Vec<String>,
-}
-
-impl RmArgs {
-    /// Removes them; the status is 1 if one cannot be removed.
-    pub fn run(self) -> miette::Result<u8> {
-        let mut status = 0;
-        for run in self.runs {
-            if let Err(why) = call(api::Remove { run }) {
-                complain(&why);
-                status = STATUS_INPUT;
-            }
-        }
-        Ok(status)
     }
 }

@@ -9,6 +9,7 @@ mod control;
 mod cp;
 mod exec;
 mod gdb;
+mod kept;
 mod migrate;
 mod port;
 mod power;
@@ -37,11 +38,14 @@ struct Command {
 enum Action {
     Run(Box<run::RunArgs>),
     Exec(Box<exec::ExecArgs>),
+    Create(kept::CreateArgs),
+    List(kept::ListArgs),
+    Start(kept::StartArgs),
     Ps(control::PsArgs),
     Attach(attach::AttachArgs),
     Wait(background::WaitArgs),
     Logs(background::LogsArgs),
-    Rm(background::RmArgs),
+    Rm(kept::RmArgs),
     Top(watch::TopArgs),
     Stats(control::StatsArgs),
     Get(control::GetArgs),
@@ -87,11 +91,13 @@ impl Action {
     /// The programs and packages that it needs.
     fn needs(&self) -> Vec<Need> {
         match self {
-            Self::Run(_) | Self::Exec(_) => Need::GUESTS.to_vec(),
+            Self::Run(_) | Self::Exec(_) | Self::Start(_) => Need::GUESTS.to_vec(),
             Self::Bench(args) => args.needs(),
             Self::Test(args) => args.needs(),
             // They speak to what runs.
-            Self::Ps(_)
+            Self::Create(_)
+            | Self::List(_)
+            | Self::Ps(_)
             | Self::Attach(_)
             | Self::Wait(_)
             | Self::Logs(_)
@@ -137,6 +143,9 @@ pub fn main() -> ExitCode {
     let result = match command.action {
         Action::Run(args) => args.run(),
         Action::Exec(args) => args.run(),
+        Action::Create(args) => args.run(),
+        Action::List(args) => args.run(),
+        Action::Start(args) => args.run(),
         Action::Ps(args) => args.run(),
         Action::Attach(args) => args.run(),
         Action::Wait(args) => args.run(),

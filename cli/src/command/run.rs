@@ -19,6 +19,7 @@ use crate::vm::file::{Balloon, Console, Cpu, Initrd, Kernel, VmFile};
 use crate::vm::mode;
 use crate::vm::restore;
 use crate::vm::root::{Root, Roots};
+use crate::vm::spec::VmSpec;
 use ::meter::args::Level;
 use abi::bundle::{L2Tables, MmuMode};
 use abi::vmspace::Way;
@@ -44,6 +45,9 @@ pub struct RunArgs {
     /// Be the run in the background, for the command that has started it
     #[arg(long = "supervised", hide = true)]
     is_supervised: bool,
+    /// The name under which the run is kept, which is before that of --as
+    #[arg(long = "kept-as", hide = true)]
+    kept_as: Option<String>,
     /// VM files (see docs/vm-file.md), one VM each
     #[arg(value_name = "VM.toml")]
     files: Vec<PathBuf>,
@@ -333,7 +337,7 @@ impl RunArgs {
         let timeout = self.timeout.map(Duration::from_secs);
         let reach = match self.control {
             Some(Switch::Off) => Reach::None,
-            _ => Reach::As(self.called.clone()),
+            _ => Reach::As(self.kept_as.clone().or_else(|| self.called.clone())),
         };
         let show = ShowSpec {
             is_verbose: self.verbose,
@@ -381,6 +385,26 @@ impl RunArgs {
             }
         }
         Ok(end.status)
+    }
+
+    /// Checks what can be checked before a start, and returns the name under which the run is kept: the one of `--as`, or the first VM's.
+    ///
+    /// # Errors
+    /// If VM files or options are wrong, or do not fit a run in the background that is started more than once.
+    pub(super) fn kept_name(self) -> miette::Result<String> {
+        let unfit = [
+            (self.incoming.is_some(), "--incoming"),
+            (self.dry_run, "--dry-run"),
+            (self.gdb.is_some(), "--gdb"),
+            (self.control == Some(Switch::Off), "--control off"),
+        ];
+        if let Some((_, option)) = unfit.into_iter().find(|(is_given, _)| *is_given) {
+            return Err(miette::miette!(help = "leave it out", "a run that is kept by name cannot have {option}"));
+        }
+        let called = self.called.clone();
+        let spec = self.into_spec()?;
+        let vms = VmSpec::settle(spec.files, &spec.options, spec.exec.is_some())?;
+        called.or_else(|| vms.into_iter().next().map(|vm| vm.name)).ok_or_else(|| miette::miette!("the run has no VM"))
     }
 
     fn into_spec(self) -> miette::Result<RunSpec> {

@@ -4,14 +4,18 @@
 //!  $XDG_STATE_HOME/gnomon/RUN/lock            held by the run while it lives
 //!                             log, log.1      the run's own messages
 //!                             end             its exit status
+//!                             definition      the command line that `gnomon start` starts, if one is kept
 //!                             vms/VM/log, log.1, end
 //! ```
 //!
-//! A record stays when its run has ended, until a run of that name begins or the record is removed.
+//! A record stays when its run has ended, until a run of that name begins or the record is removed. A definition stays until the record is
+//! removed.
 
 use super::ControlError;
 use super::runs::is_name;
+use crate::host::place::{IoError, write_whole};
 use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -23,6 +27,7 @@ pub const MOST_LOG: u64 = 1 << 20;
 const LOCK: &str = "lock";
 const END: &str = "end";
 const VMS: &str = "vms";
+const DEFINITION: &str = "definition";
 /// The name of a log, and of the part that was put aside.
 const LOG: &str = "log";
 const ASIDE: &str = "log.1";
@@ -33,6 +38,16 @@ pub struct Kept {
     /// The run's name.
     pub name: String,
     dir: PathBuf,
+}
+
+/// The command line of a run that is kept by name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// The directory that paths among the arguments are relative to.
+    pub dir: PathBuf,
+    /// The arguments of `gnomon run`.
+    pub args: Vec<String>,
 }
 
 /// The lock of a run that lives. It ends with the process, however that ends.
@@ -106,11 +121,74 @@ impl Kept {
         }
     }
 
-    /// Removes all but the lock.
+    /// Keeps a definition by a name.
+    ///
+    /// # Errors
+    /// [`ControlError`]: if the name cannot be one, is a definition's or that of a run in the background that lives, or files cannot be
+    /// made.
+    pub fn define(name: &str, definition: &Definition) -> Result<Self, ControlError> {
+        Self::define_in(&root()?, name, definition)
+    }
+
+    fn define_in(root: &Path, name: &str, definition: &Definition) -> Result<Self, ControlError> {
+        if !is_name(name) {
+            return Err(ControlError::Name(name.into()));
+        }
+        let kept = Self { name: name.into(), dir: root.join(name) };
+        make_dir(&kept.dir)?;
+        let Some(_life) = kept.lock()? else { return Err(ControlError::Lives(name.into())) };
+        let path = kept.dir.join(DEFINITION);
+        if path.exists() {
+            return Err(ControlError::Defined(name.into()));
+        }
+        let text = serde_json::to_vec_pretty(definition).map_err(|why| failed(&path)(why.into()))?;
+        write_whole(&path, &text).map_err(|IoError { source, .. }| failed(&path)(source))?;
+        Ok(kept)
+    }
+
+    /// Returns whether a definition is kept.
+    #[must_use]
+    pub fn is_defined(&self) -> bool {
+        self.dir.join(DEFINITION).exists()
+    }
+
+    /// The definition.
+    ///
+    /// # Errors
+    /// [`ControlError::Record`] if it cannot be read.
+    pub fn definition(&self) -> Result<Definition, ControlError> {
+        let path = self.dir.join(DEFINITION);
+        let text = fs::read(&path).map_err(failed(&path))?;
+        serde_json::from_slice(&text).map_err(|why| failed(&path)(why.into()))
+    }
+
+    /// The definition of that name.
+    ///
+    /// # Errors
+    /// [`ControlError::NoDefinition`].
+    pub fn defined(name: &str) -> Result<Self, ControlError> {
+        let mut all = Self::all()?;
+        all.retain(Self::is_defined);
+        match all.iter().position(|kept| kept.name == name) {
+            Some(at) => Ok(all.swap_remove(at)),
+            None => Err(ControlError::NoDefinition {
+                name: name.into(),
+                known: all.into_iter().map(|kept| kept.name).collect(),
+            }),
+        }
+    }
+
+    /// Returns whether a run of this name has begun since the definition was kept.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.dir.join(END).exists()
+    }
+
+    /// Removes what a run has left.
     fn clear(&self) -> Result<(), ControlError> {
         for entry in fs::read_dir(&self.dir).map_err(failed(&self.dir))? {
             let path = entry.map_err(failed(&self.dir))?.path();
-            if path.file_name().is_some_and(|name| name == LOCK) {
+            if path.file_name().is_some_and(|name| name == LOCK || name == DEFINITION) {
                 continue;
             }
             let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
@@ -136,12 +214,28 @@ impl Kept {
         Ok(names.into_iter().map(|name| Self { dir: root.join(&name), name }).collect())
     }
 
+    /// The record of that name, with a run or a definition.
+    ///
+    /// # Errors
+    /// [`ControlError::NoRecord`].
+    pub fn of(name: &str) -> Result<Self, ControlError> {
+        let mut all = Self::all()?;
+        match all.iter().position(|kept| kept.name == name) {
+            Some(at) => Ok(all.swap_remove(at)),
+            None => Err(ControlError::NoRecord {
+                name: name.into(),
+                known: all.into_iter().map(|kept| kept.name).collect(),
+            }),
+        }
+    }
+
     /// Finds the record of the run of that name, or the only one with that VM. Among several, one whose run lives is meant.
     ///
     /// # Errors
     /// [`ControlError`], if there is none, or several.
     pub fn find(run: Option<&str>, vm: Option<&str>) -> Result<Self, ControlError> {
         let mut all = Self::all()?;
+        all.retain(Self::has_begun);
         let known: Vec<String> = all.iter().map(|kept| kept.name.clone()).collect();
         all.retain(|kept| run.is_none_or(|name| kept.name == name));
         if let (Some(name), true) = (run, all.is_empty()) {
@@ -343,6 +437,37 @@ mod tests {
         drop(life);
         kept.remove().expect("it has ended");
         assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
+    }
+
+    #[test]
+    fn a_definition_outlives_its_runs() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let definition =
+            Definition { dir: "/home/a b".into(), args: vec!["--as".into(), "work".into(), "ä.toml".into()] };
+        let kept = Kept::define_in(dir.path(), "work", &definition).expect("kept");
+        assert!(!kept.has_begun() && !kept.lives());
+        let again = Kept::define_in(dir.path(), "work", &definition);
+        assert!(matches!(again, Err(ControlError::Defined(_))), "{again:?}");
+        for name in ["", ".x", "a/b", "..", "a b"] {
+            assert!(matches!(Kept::define_in(dir.path(), name, &definition), Err(ControlError::Name(_))), "{name}");
+        }
+        for _ in 0..2 {
+            let (run, life) = Kept::begin_in(dir.path(), "work", &["a".to_owned()]).expect("a record");
+            assert!(run.has_begun() && matches!(kept.clone().remove(), Err(ControlError::Lives(_))));
+            run.end(0);
+            drop(life);
+            assert_eq!(kept.definition().expect("it can be read"), definition);
+        }
+        fs::write(kept.dir.join(DEFINITION), "{").expect("a file");
+        assert!(matches!(kept.definition(), Err(ControlError::Record { .. })));
+        kept.remove().expect("it has ended");
+        assert_eq!(fs::read_dir(dir.path()).expect("it is there").count(), 0);
+        // A run that was started otherwise has none, and its name can be kept when it has ended.
+        let (run, life) = Kept::begin_in(dir.path(), "work", &[]).expect("a record");
+        assert!(matches!(Kept::define_in(dir.path(), "work", &definition), Err(ControlError::Lives(_))));
+        assert!(!run.is_defined());
+        drop(life);
+        Kept::define_in(dir.path(), "work", &definition).expect("kept");
     }
 
     #[test]

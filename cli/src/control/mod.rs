@@ -314,6 +314,28 @@ pub enum ControlError {
         /// The runs.
         known: Vec<String>,
     },
+    /// A definition has that name.
+    #[error("a run called `{0}` is kept already")]
+    #[diagnostic(help("choose another name: --as NAME, or remove that one: gnomon rm {0}"))]
+    Defined(String),
+    /// No command line is kept by that name.
+    #[error("no run called `{name}` is kept{}", others(name, .known))]
+    #[diagnostic(help("gnomon list lists those that are; gnomon create keeps one"))]
+    NoDefinition {
+        /// The name.
+        name: String,
+        /// The runs that are kept.
+        known: Vec<String>,
+    },
+    /// The directory of a definition is not there.
+    #[error("run `{run}` was created in {}, which is no directory now", .dir.display())]
+    #[diagnostic(help("make it again, or remove the run: gnomon rm {run}"))]
+    NoDirectory {
+        /// The run.
+        run: String,
+        /// The directory.
+        dir: PathBuf,
+    },
     /// The run lives.
     #[error("run `{0}` is active")]
     #[diagnostic(help("end it first: gnomon shutdown --run {0}, or gnomon destroy --run {0}"))]

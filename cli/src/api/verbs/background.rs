@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,57 +93,62 @@ impl Method for Run {
     type Notice = Messages;
 
     fn carry_out(self, caller: &dyn Caller<Messages>) -> miette::Result<Started> {
-        let mut words: Vec<OsString> = vec!["run".into()];
-        if !self.args.iter().any(|word| word == "-d" || word == "--detach") {
-            words.push("-d".into());
-        }
-        words.extend(self.args.into_iter().map(OsString::from));
-        let mut starting = Starting::spawn(words, Stdio::piped())?;
-        let (sender, news) = sync_channel(MOST_MESSAGES);
-        if let Some(stderr) = starting.child().stderr.take() {
-            let sender = sender.clone();
-            thread::spawn(move || pass_lines(stderr, &sender));
-        }
-        let is_cancelled = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&is_cancelled);
-        thread::spawn(move || {
-            let _ = sender.send(News::Over(starting.finish(&|| flag.load(Ordering::Relaxed))));
-            // The process must be waited for when it ends, or an entry of it stays.
-            let _ = starting.child().wait();
-        });
-        let (mut last, mut end) = (String::new(), None);
-        loop {
-            let next = match end {
-                None => {
-                    is_cancelled.store(caller.is_cancelled(), Ordering::Relaxed);
-                    match news.recv_timeout(logs::LOOK) {
-                        Err(RecvTimeoutError::Timeout) => continue,
-                        next => next.ok(),
-                    }
+        start(self.args, None, caller)
+    }
+}
+
+/// Starts a run in the background, by the arguments of `gnomon run`.
+pub(super) fn start(args: Vec<String>, dir: Option<&Path>, caller: &dyn Caller<Messages>) -> miette::Result<Started> {
+    let mut words: Vec<OsString> = vec!["run".into()];
+    if !args.iter().any(|word| word == "-d" || word == "--detach") {
+        words.push("-d".into());
+    }
+    words.extend(args.into_iter().map(OsString::from));
+    let mut starting = Starting::spawn(words, dir, Stdio::piped())?;
+    let (sender, news) = sync_channel(MOST_MESSAGES);
+    if let Some(stderr) = starting.child().stderr.take() {
+        let sender = sender.clone();
+        thread::spawn(move || pass_lines(stderr, &sender));
+    }
+    let is_cancelled = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&is_cancelled);
+    thread::spawn(move || {
+        let _ = sender.send(News::Over(starting.finish(&|| flag.load(Ordering::Relaxed))));
+        // The process must be waited for when it ends, or an entry of it stays.
+        let _ = starting.child().wait();
+    });
+    let (mut last, mut end) = (String::new(), None);
+    loop {
+        let next = match end {
+            None => {
+                is_cancelled.store(caller.is_cancelled(), Ordering::Relaxed);
+                match news.recv_timeout(logs::LOOK) {
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    next => next.ok(),
                 }
-                // Only one that has ended has last words.
-                Some(Ok(StartEnd { status: None, .. })) => None,
-                Some(_) => news.recv_timeout(LAST_WORDS).ok(),
-            };
-            match next {
-                Some(News::Message(text)) => {
-                    last.clone_from(&text);
-                    let _ = caller.notify(Messages { text });
-                }
-                Some(News::Over(over)) => end = Some(over),
-                Some(News::Silence) if end.is_none() => {}
-                Some(News::Silence) | None => break,
             }
-        }
-        let end = end.ok_or_else(|| miette::miette!(help = "try again", "the start was interrupted"))??;
-        let status = end.status.map(status_of);
-        match end.run {
-            Some(run) => Ok(Started { run, status }),
-            None if is_cancelled.load(Ordering::Relaxed) => {
-                Err(ControlError::Cancelled("the start of a run".into()).into())
+            // Only one that has ended has last words.
+            Some(Ok(StartEnd { status: None, .. })) => None,
+            Some(_) => news.recv_timeout(LAST_WORDS).ok(),
+        };
+        match next {
+            Some(News::Message(text)) => {
+                last.clone_from(&text);
+                let _ = caller.notify(Messages { text });
             }
-            None => Err(ApiError::NotStarted { status: status.unwrap_or(u8::MAX), last }.into()),
+            Some(News::Over(over)) => end = Some(over),
+            Some(News::Silence) if end.is_none() => {}
+            Some(News::Silence) | None => break,
         }
+    }
+    let end = end.ok_or_else(|| miette::miette!(help = "try again", "the start was interrupted"))??;
+    let status = end.status.map(status_of);
+    match end.run {
+        Some(run) => Ok(Started { run, status }),
+        None if is_cancelled.load(Ordering::Relaxed) => {
+            Err(ControlError::Cancelled("the start of a run".into()).into())
+        }
+        None => Err(ApiError::NotStarted { status: status.unwrap_or(u8::MAX), last }.into()),
     }
 }
 
@@ -287,32 +293,6 @@ impl Method for Logs {
             Err(ControlError::Cancelled("the copy of a log".into()))?;
         }
         Ok(Log { run: kept.name, vm, bytes })
-    }
-}
-
-/// Removes the logs and the status of a run in the background that has ended.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Remove {
-    /// The run.
-    pub run: String,
-}
-
-/// A run whose logs and status were removed.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
-pub struct Removed {
-    /// The run.
-    pub run: String,
-}
-
-impl Method for Remove {
-    const NAME: &'static str = "remove";
-    type Reply = Removed;
-    type Notice = Never;
-
-    fn carry_out(self, _: &dyn Caller<Never>) -> miette::Result<Removed> {
-        Kept::find(Some(&self.run), None)?.remove()?;
-        Ok(Removed { run: self.run })
     }
 }
 
