@@ -23,7 +23,7 @@ const FILE: Kind = Kind { what: "a Debian package", mark: b"!<arch>\ndebian-bina
 /// The package's name.
 const NAME: &str = "gnomon";
 /// Programs that each run needs: QEMU, and what guests' software is fetched and checked with. The first dependency is the C library.
-const DEPENDS: &str = "qemu-system-riscv (>= 1:10), apt, dpkg, debian-archive-keyring";
+const DEPENDS: &str = "qemu-system-riscv (>= 1:10), apt, debian-archive-keyring";
 /// Programs that some runs need: VMs with a network, the payload seat, and ssh to a whole Debian.
 const RECOMMENDS: &str = "passt (>= 0.0~git20250503), opensbi, openssh-client";
 /// Checks of lintian's that do not fit.
