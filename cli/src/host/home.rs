@@ -64,7 +64,7 @@ pub fn home() -> &'static Home {
 pub fn checkout(action: &'static str) -> Result<&'static Path, NoCheckout> {
     match home() {
         Home::Installation(_) => Err(NoCheckout::Installed(action)),
-        Home::Checkout(root) if root.join("Cargo.toml").is_file() => Ok(root),
+        Home::Checkout(root) if root.is_dir() => Ok(root),
         Home::Checkout(root) => Err(NoCheckout::Lost(root.clone())),
     }
 }

@@ -1,8 +1,7 @@
 //! A Debian package: an archive (`ar`) of the format's version, the description, and the files.
 
 use super::texts::compressed;
-use super::tree::{Entry, Tree, directories};
-use super::{BUILDS, Layout};
+use super::tree::{BUILDS, Entry, Layout, Tree, directories};
 use crate::guest::debian::host_architecture;
 use crate::host::home::checkout;
 use crate::host::output::{Kind, OutputError};
@@ -174,6 +173,8 @@ fn tarball(tree: &Tree, release: &Release) -> Result<Vec<u8>, DebError> {
         header.set_uid(0);
         header.set_gid(0);
         header.set_size(0);
+        // Both fields hold such a short name.
+        let _ = header.set_username("root").and_then(|()| header.set_groupname("root"));
         header
     };
     for dir in std::iter::once(Path::new("./")).chain(directories(tree)) {

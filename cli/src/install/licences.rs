@@ -1,8 +1,7 @@
 //! The licences of Gnomon and of the packages that are compiled into its programs.
 
-use super::Layout;
 use super::texts::compressed;
-use super::tree::{Entry, Tree};
+use super::tree::{Entry, Layout, Tree};
 use crate::host::build;
 use crate::host::place::IoError;
 use miette::{Diagnostic, IntoDiagnostic};

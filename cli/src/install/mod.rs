@@ -10,7 +10,8 @@ mod tree;
 
 pub use deb::package;
 pub use place::{Place, PlaceError};
-pub use tree::{Entry, Tree};
+use tree::BUILDS;
+pub use tree::{Entry, Layout, Tree};
 
 use crate::host::home::{PARTS, checkout};
 use crate::host::parts::{self, Group};
@@ -20,21 +21,10 @@ use crate::host::words::sha256;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directory of all builds, below the prefix.
-const BUILDS: &str = "lib/gnomon";
 /// Digits of a build's digest in the name of its directory.
 const DIGITS: usize = 12;
 /// The verb and object of the need for a checkout.
 const INSTALL: &str = "install";
-
-/// The conventions for directories.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
-    /// Those of `/usr/local`.
-    Plain,
-    /// Those of Debian's packages.
-    Debian,
-}
 
 /// The command to install.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

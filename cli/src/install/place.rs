@@ -1,8 +1,7 @@
 //! The place of an installation: files are put there whole or not at all, and removed. Files that no installation has made stay.
 
-use super::BUILDS;
 use super::record::{Record, RecordError, fingerprint_at};
-use super::tree::{Entry, Tree};
+use super::tree::{BUILDS, Entry, Tree, directories};
 use crate::host::place::{IoError, identity, lock};
 use miette::Diagnostic;
 use std::collections::BTreeSet;
@@ -187,7 +186,7 @@ impl Place {
 
     /// Checks that no directory of the tree has a file in its place.
     fn check_ancestors(&self, tree: &Tree) -> Result<(), PlaceError> {
-        let dirs = super::tree::directories(tree).into_iter().map(|dir| self.base.join(dir));
+        let dirs = directories(tree).into_iter().map(|dir| self.base.join(dir));
         let dirs: Vec<_> = self.base.ancestors().map(Path::to_owned).chain(dirs).collect();
         let foreign: Vec<_> = dirs.into_iter().filter(|dir| dir.symlink_metadata().is_ok() && !dir.is_dir()).collect();
         if foreign.is_empty() { Ok(()) } else { Err(PlaceError::Foreign(foreign)) }

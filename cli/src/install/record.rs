@@ -1,7 +1,6 @@
 //! The record of an installation: its files, by which a later one knows what it may replace, and a removal what to remove.
 
-use super::BUILDS;
-use super::tree::{Entry, Tree, directories};
+use super::tree::{BUILDS, Entry, Tree, directories};
 use crate::host::place::{IoError, write_whole};
 use crate::host::words::sha256;
 use crate::host::written::explain_json;

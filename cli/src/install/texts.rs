@@ -1,7 +1,6 @@
 //! Completions and man pages, made of the description of the command line.
 
-use super::Layout;
-use super::tree::{Entry, Tree};
+use super::tree::{Entry, Layout, Tree};
 use clap::Command;
 use clap_complete::{Generator, Shell, generate};
 use clap_mangen::Man;

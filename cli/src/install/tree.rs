@@ -3,6 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// The directory of all builds, below the prefix.
+pub(super) const BUILDS: &str = "lib/gnomon";
+
+/// The conventions for directories.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// Those of `/usr/local`.
+    Plain,
+    /// Those of Debian's packages.
+    Debian,
+}
+
 /// Files by their paths, relative to the prefix.
 pub type Tree = BTreeMap<PathBuf, Entry>;
 

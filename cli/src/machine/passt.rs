@@ -42,7 +42,7 @@ const ADDRESS_SPACE: u32 = 1 << 20;
 /// Bytes that a socket to a passt should hold in each direction. The system may allow less.
 const BUFFER: usize = 1 << 20;
 /// The date of the first version that will do, as a number.
-const LEAST_DATE: u32 = 2025_05_03;
+const LEAST_DATE: u32 = 20_250_503;
 /// The time limit for a passt to answer after its start.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The interval of looks at a passt that starts.

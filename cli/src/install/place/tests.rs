@@ -68,7 +68,7 @@ fn an_upgrade_replaces_what_was_installed_and_a_removal_removes_it() {
         assert_eq!(place.put(&tree).expect("installed"), Left::new());
         for (path, entry) in &tree {
             let to = place.base().join(path);
-            assert_eq!(fs::read(&to).expect("a file").is_empty(), false, "{path:?}");
+            assert!(!fs::read(&to).expect("a file").is_empty(), "{path:?}");
             assert!(matches!(entry, Entry::Link(_)) || fs::read(&to).expect("a file") == entry.bytes(), "{path:?}");
         }
     }
