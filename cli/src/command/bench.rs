@@ -106,6 +106,8 @@ enum Name {
     Disk,
     /// Bytes over a network: instructions and exits
     Net,
+    /// Messages to a share: instructions and exits
+    Share,
 }
 
 impl Name {
@@ -127,6 +129,7 @@ impl Name {
             Self::Vkernel => vkernel::measure(lab, choice, scale),
             Self::Disk => papers::disk(lab, choice, scale),
             Self::Net => papers::net(lab, choice, scale),
+            Self::Share => papers::share(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),
         }
     }
