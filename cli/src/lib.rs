@@ -14,12 +14,13 @@
 //! 9. [`subject`]: what tests and benchmarks compare: variants of Gnomon, the bare machine, Linux KVM, and workloads under Linux.
 //! 10. [`mod@bench`]: benchmarks and their reports.
 //! 11. [`testing`]: the tests of `gnomon test`.
-//! 12. [`command`]: the command line.
+//! 12. [`install`]: installations of the command.
+//! 13. [`command`]: the command line.
 //!
 //! A run goes through these modules in order: [`command`] reads the command line, [`vm::file`] and [`vm::spec`] settle what
 //! each VM is, [`guest`] provides the default guest, [`system`] a Debian to work in, [`vm::restore`] VMs that continue from a
 //! snapshot, [`vm::payload`] reads kernels, [`vm::layout`] places them in guest RAM, [`vm::pack`] makes the bundle,
-//! [`host::build`] compiles the hypervisor, [`machine::qemu`] composes the machine, and [`machine::process`] runs it;
+//! [`host::parts`] provides the hypervisor, [`machine::qemu`] composes the machine, and [`machine::process`] runs it;
 //! [`machine::stream`] and [`run::console`] take its output apart. [`mod@run`] holds it all together. Meanwhile other commands
 //! reach the run by [`control`].
 #![forbid(unsafe_code)]
@@ -34,6 +35,7 @@ pub mod command;
 pub mod control;
 pub mod guest;
 pub mod host;
+pub mod install;
 pub mod machine;
 pub mod run;
 pub mod subject;

@@ -94,7 +94,7 @@ fn programs_do_the_same_as_on_linux_in_every_way() {
 /// Runs `programs/src/bin/calls/main.rs`, whose lines are results of system calls about users, locks and sockets.
 #[test]
 fn calls_have_the_results_that_they_have_on_linux() {
-    let calls = gnomon::host::build::program("calls").expect("the program");
+    let calls = gnomon::host::parts::program("calls").expect("the program");
     let calls = calls.to_str().expect("a name");
     let expected = on_linux(&["--add", calls], "/root/calls");
     assert!(expected.lines().count() > 200, "{expected}");

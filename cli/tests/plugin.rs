@@ -1,7 +1,7 @@
 //! The meter as a plugin of QEMU's, without the rest of Gnomon: what it says where it cannot count, and that it
 //! counts a machine that it knows nothing of.
 
-use gnomon::host::build;
+use gnomon::host::parts;
 use predicates::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ const RAM: [&str; 4] = ["-machine", "memory-backend=ram", "-object", "memory-bac
 
 fn plugin() -> &'static Path {
     static PLUGIN: OnceLock<PathBuf> = OnceLock::new();
-    PLUGIN.get_or_init(|| build::meter().expect("the meter can be built"))
+    PLUGIN.get_or_init(|| parts::meter().expect("the meter can be built"))
 }
 
 /// QEMU with the plugin and no firmware but `code`, at the start of RAM.

@@ -23,7 +23,7 @@ use super::table::Table;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::guest::debian::Software;
 use crate::guest::initramfs;
-use crate::host::build;
+use crate::host::parts;
 use crate::host::place::IoError;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
@@ -128,9 +128,9 @@ impl Loads {
     /// # Errors
     /// If something cannot be built or had.
     pub fn provide() -> miette::Result<(Self, String)> {
-        let guests = build::guests()?;
+        let guests = parts::guests()?;
         let program = |name: &str| guests.get(name).cloned().ok_or_else(|| miette!("there is no program `{name}`"));
-        let (stamp, clock) = (program("stamp")?, build::program("clock")?);
+        let (stamp, clock) = (program("stamp")?, parts::program("clock")?);
         let clock = std::fs::read(&clock).map_err(IoError::at("read", &clock))?;
         let kernel = Software::Kernel.provide()?;
         let busybox = Software::Busybox.provide()?;

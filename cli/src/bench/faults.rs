@@ -12,7 +12,7 @@ use super::report::{Block, Chart, ChartKind, Line, Report};
 use super::subject::{Choice, Extra, Gnomon, Subject};
 use super::table::Table;
 use super::{INSTRUCTIONS_PER_TICK, in_parallel};
-use crate::host::build;
+use crate::host::parts;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
 use miette::miette;
@@ -45,7 +45,7 @@ pub fn measure(lab: &Lab, choice: &Choice) -> miette::Result<Report> {
         other => other,
     };
     let subjects = choice.subjects("faults", Extra::None, can)?.into_iter().map(small);
-    let guests = build::guests()?;
+    let guests = parts::guests()?;
     let guest = guests.get("faults").ok_or_else(|| miette!("there is no test guest `faults`"))?;
     let jobs: Vec<_> = subjects.flat_map(|subject| VCPUS.map(|vcpus| (subject, vcpus))).collect();
     let step = Progress::begin("faults", jobs.len());

@@ -6,9 +6,10 @@ use super::counts::Counts;
 pub use super::load::{Keeping, Load, Nesting, Processors};
 use super::longest::{Longest, Longests};
 use super::subject::{Gnomon, Subject};
-use crate::host::build;
-use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
+use crate::host::parts;
+use crate::host::place::{IoError, Unnamed, cache, prune, write_whole};
 use crate::host::sandbox::Reach;
+use crate::host::sources;
 use crate::host::tty;
 use crate::host::words::{option_value, sha256};
 use crate::machine::board::{Clock, HExtension, Seat};
@@ -36,7 +37,7 @@ use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::{NamedTempFile, TempDir};
@@ -194,13 +195,13 @@ impl Lab {
         // By whatever name it was started, and if it was replaced since.
         let command = Path::new("/proc/self/exe");
         Ok(Self {
-            hypervisor: copies.of(&build::hypervisor()?)?,
-            plugin: copies.of(&build::meter()?)?,
+            hypervisor: copies.of(&parts::hypervisor()?)?,
+            plugin: copies.of(&parts::meter()?)?,
             firmware: qemu::firmware()?,
             cores: found,
             core_names: cores.iter().map(core_name).collect::<Result<_, IoError>>()?,
             qemu: qemu::version()?,
-            commit: commit(&root()),
+            commit: sources::commit(),
             command: sha256(&std::fs::read(command).map_err(IoError::at("read", command))?),
             is_fresh,
             kvm: Mutex::default(),
@@ -299,7 +300,7 @@ impl Lab {
         }
         let mut vkernel = self.vkernel.lock().unwrap_or_else(PoisonError::into_inner);
         if vkernel.is_none() {
-            *vkernel = Some(self.copies.of(&build::vkernel()?)?);
+            *vkernel = Some(self.copies.of(&parts::vkernel()?)?);
         }
         vkernel.clone().ok_or_else(|| miette!("there is no vkernel"))
     }
@@ -493,18 +494,6 @@ fn blank_disk(bytes: u64, kept: &mut Kept) -> Result<Disk, IoError> {
     let disk = Disk::raw(blank.path().to_owned(), Use::Write);
     kept.files.push(blank);
     Ok(disk)
-}
-
-/// The commit that is checked out, its date, and whether files of it were changed since. The date is not today's, so that
-/// the same sources write the same bytes.
-fn commit(root: &Path) -> String {
-    let git = |args: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(root).args(args).stdin(Stdio::null()).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let Some(commit) = git(&["log", "-1", "--format=%h of %cs"]) else { return "of no known commit".into() };
-    let is_changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_none_or(|files| !files.is_empty());
-    commit + if is_changed { ", changed" } else { "" }
 }
 
 /// A run of one VM.

@@ -8,7 +8,7 @@ use super::progress::Progress;
 use super::report::{Block, Chart, ChartKind, Line};
 use super::subject::{Choice, Extra, Subject};
 use super::table::Table;
-use crate::host::build;
+use crate::host::parts;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
 use abi::bundle::{L2Tables, MmuMode};
@@ -134,7 +134,7 @@ pub fn measure(plan: &Plan, lab: &Lab, choice: &Choice) -> miette::Result<Vec<Se
     };
     let choice = Choice { svadu: choice.svadu || plan.svadu, ..choice.clone() };
     let subjects = choice.subjects(plan.name, Extra::None, can)?;
-    let guests = build::guests()?;
+    let guests = parts::guests()?;
     let guest = guests.get(plan.guest).ok_or_else(|| miette!("there is no test guest `{}`", plan.guest))?;
     let step = Progress::begin(plan.name, subjects.len());
     Ok(in_parallel(&subjects, |&subject| {

@@ -2,7 +2,7 @@
 
 use super::run::{Mmu, way};
 use crate::guest::program;
-use crate::host::build;
+use crate::host::parts;
 use crate::host::place::IoError;
 use crate::host::size::{MIB, Size};
 use crate::machine::board::{Clock, HExtension, Seat};
@@ -146,7 +146,7 @@ impl ExecArgs {
         let memory = self.memory.unwrap_or(Size((MEMORY.0 + bytes).next_multiple_of(2 * MIB)));
         let file = VmFile {
             name: Some(name),
-            kernel: Some(Kernel::File(build::vkernel()?)),
+            kernel: Some(Kernel::File(parts::vkernel()?)),
             initrd: Some(Initrd::File(archive)),
             memory: Some(memory),
             vcpus: Some(self.vcpus),

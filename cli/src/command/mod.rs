@@ -9,6 +9,7 @@ mod control;
 mod cp;
 mod exec;
 mod gdb;
+mod install;
 mod kept;
 mod migrate;
 mod port;
@@ -20,8 +21,9 @@ mod snapshot;
 mod test;
 mod watch;
 
+use crate::host::home::home;
 use crate::host::tty;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use script::{Need, STATUS_INPUT, complain};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -69,6 +71,8 @@ enum Action {
     Api(api::ApiArgs),
     Bench(bench::BenchArgs),
     Test(test::TestArgs),
+    Install(install::InstallArgs),
+    Uninstall(install::UninstallArgs),
     /// Becomes QEMU in a sandbox, for the run that has started it.
     #[command(hide = true)]
     Confine(crate::machine::confine::ConfineArgs),
@@ -94,7 +98,7 @@ impl Action {
             Self::Run(_) | Self::Exec(_) | Self::Start(_) => Need::GUESTS.to_vec(),
             Self::Bench(args) => args.needs(),
             Self::Test(args) => args.needs(),
-            // They speak to what runs.
+            // They speak to what runs, or build.
             Self::Create(_)
             | Self::List(_)
             | Self::Ps(_)
@@ -122,6 +126,8 @@ impl Action {
             | Self::Shell(_)
             | Self::Cp(_)
             | Self::Gdb(_)
+            | Self::Install(_)
+            | Self::Uninstall(_)
             | Self::Confine(_)
             | Self::EndGroup(_)
             | Self::ShareServer(_)
@@ -139,6 +145,8 @@ fn needs(words: Vec<OsString>) -> Vec<Need> {
 /// Runs the command line that this process was started with.
 #[must_use]
 pub fn main() -> ExitCode {
+    // An upgrade may replace an installed command while it runs.
+    let _ = home();
     let command = Command::try_parse().unwrap_or_else(|why| wrong_usage(&why));
     let result = match command.action {
         Action::Run(args) => args.run(),
@@ -173,6 +181,8 @@ pub fn main() -> ExitCode {
         Action::Api(args) => args.run(),
         Action::Bench(args) => args.run(),
         Action::Test(args) => args.run(),
+        Action::Install(args) => args.run(&Command::command()),
+        Action::Uninstall(args) => args.run(),
         Action::Confine(args) => Ok(args.run()),
         Action::EndGroup(args) => Ok(args.run()),
         Action::ShareServer(args) => Ok(args.run()),
@@ -207,7 +217,6 @@ fn wrong_usage(why: &clap::Error) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

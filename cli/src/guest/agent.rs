@@ -1,6 +1,7 @@
 //! The guest's agent, which runs programs for `gnomon shell` and `gnomon cp` (`programs/src/bin/agent`).
 
-use crate::host::build::{self, BuildError};
+use crate::host::build::BuildError;
+use crate::host::parts;
 use crate::host::place::IoError;
 use miette::Diagnostic;
 use object::elf::FileHeader64;
@@ -36,7 +37,7 @@ pub enum AgentError {
 /// # Errors
 /// [`AgentError`].
 pub fn provide() -> Result<Vec<u8>, AgentError> {
-    let path = build::program("agent")?;
+    let path = parts::program("agent")?;
     let file = std::fs::read(&path).map_err(IoError::at("read", &path))?;
     loaded(file).ok_or(AgentError::Damaged)
 }

@@ -1,7 +1,7 @@
-//! Compiles what runs on the machine, the hypervisor, the test guests, and programs for Linux guests; and the
-//! meter, which watches it.
+//! Compiles programs of the checkout by cargo, and keeps what was compiled for later starts.
 
-use crate::host::place;
+use crate::host::home::{NoCheckout, checkout};
+use crate::host::place::{self, IoError};
 use crate::host::progress::Step;
 use crate::host::stamp::Stamp;
 use miette::Diagnostic;
@@ -17,10 +17,6 @@ use std::time::{Duration, Instant};
 
 /// The target of everything that runs on the machine.
 pub const TARGET: &str = "riscv64imac-unknown-none-elf";
-/// The name of the hypervisor's binary.
-pub const HYPERVISOR: &str = "gnomon-hypervisor";
-/// The name of the programs for Linux in messages.
-const PROGRAMS: &str = "the programs for Linux";
 /// No silence is longer.
 const BEAT: Duration = Duration::from_secs(10);
 
@@ -45,9 +41,19 @@ pub enum BuildError {
         /// Cargo's output.
         output: String,
     },
-    /// cargo made no program of the name.
-    #[error("building {what} made no program `{name}`")]
-    #[diagnostic(help("this is a bug of Gnomon's; please report it"))]
+    /// There is no checkout to build in.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    NoCheckout(#[from] NoCheckout),
+    /// An installation lacks a part.
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Io(#[from] IoError),
+    /// There is no program of the name.
+    #[error("{what} have no program `{name}`")]
+    #[diagnostic(help(
+        "if this command was installed, install it again; otherwise this is a bug of Gnomon's, please report it"
+    ))]
     NoProgram {
         /// The target of the build.
         what: &'static str,
@@ -56,85 +62,36 @@ pub enum BuildError {
     },
 }
 
-/// Builds the hypervisor; returns the ELF file.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn hypervisor() -> Result<PathBuf, BuildError> {
-    let what = "the hypervisor";
-    let programs =
-        build(what, &["--target", TARGET, "-p", "hypervisor", "--features", "machine", "--bin", HYPERVISOR])?;
-    let missing = BuildError::NoProgram { what, name: HYPERVISOR.into() };
-    programs.get(HYPERVISOR).cloned().ok_or(missing)
-}
-
-/// Builds the vkernel; returns the ELF file.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn vkernel() -> Result<PathBuf, BuildError> {
-    const NAME: &str = "gnomon-vkernel";
-    let what = "the vkernel";
-    let programs = build(what, &["--target", TARGET, "-p", "vkernel", "--features", "machine", "--bin", NAME])?;
-    programs.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
-}
-
-/// Builds the test guests; returns the ELF files by name.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn guests() -> Result<Files, BuildError> {
-    build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
-}
-
-/// Builds the programs that run under Linux in guests; returns the ELF files by name.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn programs() -> Result<Files, BuildError> {
-    build(PROGRAMS, &["--target", TARGET, "-p", "programs", "--features", "machine", "--bins"])
-}
-
-/// One of [`programs`].
-///
-/// # Errors
-/// [`BuildError`].
-pub fn program(name: &str) -> Result<PathBuf, BuildError> {
-    programs()?.remove(name).ok_or_else(|| BuildError::NoProgram { what: PROGRAMS, name: name.into() })
-}
-
-/// Builds the program that sets the meter's markers in a Linux guest; returns the ELF file.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn mark() -> Result<PathBuf, BuildError> {
-    program("mark")
-}
-
-/// Builds the meter's plugin, for this host; returns the file.
-///
-/// # Errors
-/// [`BuildError`].
-pub fn meter() -> Result<PathBuf, BuildError> {
-    const NAME: &str = "libgnomon_meter.so";
-    let what = "the meter";
-    let files = build(what, &["-p", "meter-plugin"])?;
-    files.get(NAME).cloned().ok_or(BuildError::NoProgram { what, name: NAME.into() })
-}
-
 /// The line that cargo prints for something finished.
 #[derive(Deserialize)]
 struct Artifact {
-    executable: Option<PathBuf>,
-    #[serde(default)]
+    target: ArtifactTarget,
     filenames: Vec<PathBuf>,
 }
 
-/// The cargo that this process was started by, or the one in the path.
-#[must_use]
-pub fn cargo() -> Command {
+#[derive(Deserialize)]
+struct ArtifactTarget {
+    kind: Vec<String>,
+}
+
+impl Artifact {
+    /// Returns whether it is what is built, and no step on the way there.
+    fn is_result(&self) -> bool {
+        self.target.kind.iter().any(|kind| kind == "bin" || kind == "cdylib")
+    }
+}
+
+/// Returns the cargo that this process was started by, or the one in the path, for something that the checkout is needed for.
+///
+/// # Errors
+/// [`NoCheckout`].
+pub fn cargo(action: &'static str) -> Result<Command, NoCheckout> {
+    Ok(cargo_in(checkout(action)?))
+}
+
+fn cargo_in(root: &Path) -> Command {
     let mut command = Command::new(cargo_program());
-    command.current_dir(place::root()).stdin(Stdio::null());
+    command.current_dir(root).stdin(Stdio::null());
     command
 }
 
@@ -143,8 +100,8 @@ fn cargo_program() -> OsString {
 }
 
 /// The directory that everything is built in, unless cargo's configuration names another one.
-fn target_dir() -> PathBuf {
-    place::root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+fn target_dir(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 /// Returns whether a variable of this name may change what cargo builds. Cargo sets further ones for programs that it starts.
@@ -164,23 +121,22 @@ fn decides(name: &str) -> bool {
 }
 
 /// All that decides about a build beside files: the arguments, variables, and which programs are found.
-fn words(args: &[&str]) -> Vec<String> {
+fn words(root: &Path, args: &[&str]) -> Vec<String> {
     let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(decides));
     let variables: BTreeMap<_, _> = variables.collect();
     let programs =
         [cargo_program(), "rustc".into(), "cc".into()].map(|program| (place::find_program(&program), program));
     // Another clone may build in the same place.
-    let rest = [format!("{:?}", place::root()), format!("{variables:?}"), format!("{programs:?}")];
+    let rest = [format!("{root:?}"), format!("{variables:?}"), format!("{programs:?}")];
     args.iter().map(|&arg| arg.to_owned()).chain(rest).collect()
 }
 
 /// The files that decide about every build: manifests, cargo's configuration, and the toolchain.
-fn common_files() -> BTreeSet<PathBuf> {
-    let root = place::root();
+fn common_files(root: &Path) -> BTreeSet<PathBuf> {
     let home = std::env::var_os("HOME").map_or_else(|| "/root".into(), PathBuf::from);
     let dir = |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| home.join(name), PathBuf::from);
     let (cargo, rustup) = (dir("CARGO_HOME", ".cargo"), dir("RUSTUP_HOME", ".rustup"));
-    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(&root).stdin(Stdio::null()).output();
+    let sysroot = Command::new("rustc").args(["--print", "sysroot"]).current_dir(root).stdin(Stdio::null()).output();
     let sysroot =
         sysroot.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())).unwrap_or_default();
     let manifests = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"].map(|name| root.join(name));
@@ -194,7 +150,7 @@ fn common_files() -> BTreeSet<PathBuf> {
 }
 
 /// Shows what cargo says while it compiles, and in logs from time to time that it still does; returns all of it.
-fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
+fn follow(what: &str, dir: &Path, lines: impl Iterator<Item = String> + Send) -> String {
     let (sender, receiver) = channel();
     std::thread::scope(|scope| {
         // The receiver is gone only if this thread panics.
@@ -203,7 +159,7 @@ fn follow(what: &str, lines: impl Iterator<Item = String> + Send) -> String {
         loop {
             match receiver.recv_timeout(BEAT) {
                 Ok(line) => {
-                    if let Some(news) = news(line.trim(), &target_dir()) {
+                    if let Some(news) = news(line.trim(), dir) {
                         step.get_or_insert_with(|| Step::spinner(&format!("building {what}"))).report(&news);
                     }
                     said.push_str(&line);
@@ -227,23 +183,29 @@ fn news(line: &str, dir: &Path) -> Option<String> {
     (!line.starts_with("Finished")).then(|| line.to_owned())
 }
 
-/// Builds something, once in the life of this process: a test asks for the meter a hundred times.
-fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
+/// Builds programs or libraries in the checkout; returns the files by name. It does so once in the life of this process: a test asks for the
+/// meter a hundred times.
+///
+/// # Errors
+/// [`BuildError`].
+pub(super) fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     static BUILT: Mutex<BTreeMap<&str, Files>> = Mutex::new(BTreeMap::new());
     // Other callers would wait for cargo's own lock.
     let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(files) = built.get(what) {
         return Ok(files.clone());
     }
+    let root = checkout("build anything")?;
+    let dir = target_dir(root);
     let args = [&["build", "--release", "--message-format=json-render-diagnostics"], args].concat();
-    let stamp = Stamp::of(&place::root(), &target_dir().join("gnomon"), &words(&args));
+    let stamp = Stamp::of(root, &dir.join("gnomon"), &words(root, &args));
     let files = match stamp.current() {
         Some(files) => files,
         None => {
             stamp.freshen();
             let begun = stamp.begin();
-            let files = run(what, &args)?;
-            begun.into_iter().for_each(|begun| stamp.write(begun, &files, common_files()));
+            let files = run(what, (root, &dir), &args)?;
+            begun.into_iter().for_each(|begun| stamp.write(begun, &files, common_files(root)));
             files
         }
     };
@@ -251,9 +213,9 @@ fn build(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
     Ok(files)
 }
 
-fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
+fn run(what: &'static str, (root, dir): (&Path, &Path), args: &[&str]) -> Result<Files, BuildError> {
     let mut child =
-        cargo().args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(BuildError::NoCargo)?;
+        cargo_in(root).args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(BuildError::NoCargo)?;
     let stdout = child.stdout.take();
     let messages = std::thread::spawn(move || {
         let mut text = String::new();
@@ -262,13 +224,13 @@ fn run(what: &'static str, args: &[&str]) -> Result<Files, BuildError> {
         text
     });
     let lines = child.stderr.take().map(BufReader::new).into_iter().flat_map(BufRead::lines).map_while(Result::ok);
-    let said = follow(what, lines);
+    let said = follow(what, dir, lines);
     let messages = messages.join().unwrap_or_default();
     if !child.wait().map_err(BuildError::NoCargo)?.success() {
         return Err(BuildError::Failed { what, output: said });
     }
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Artifact>(line).ok());
-    let files = artifacts.flat_map(|artifact| artifact.executable.into_iter().chain(artifact.filenames));
+    let files = artifacts.filter(Artifact::is_result).flat_map(|artifact| artifact.filenames);
     Ok(files.filter_map(|file| Some((file.file_name()?.to_string_lossy().into_owned(), file.clone()))).collect())
 }
 

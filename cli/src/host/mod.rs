@@ -1,7 +1,9 @@
 //! This computer: where files are, processors, jobs, progress, the user's terminal, and the compiler.
 
 pub mod build;
+pub mod home;
 pub mod output;
+pub mod parts;
 pub mod place;
 pub mod pool;
 pub mod processors;
@@ -9,6 +11,7 @@ pub mod progress;
 pub mod sandbox;
 pub mod size;
 pub mod socket;
+pub mod sources;
 mod stamp;
 pub mod table;
 pub mod tty;

@@ -1,5 +1,6 @@
-//! Paths of the repository, its cache and scratch space.
+//! Files and directories: the cache, scratch space, locks.
 
+use crate::host::home::home;
 use crate::host::tty;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -11,10 +12,16 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// The action of an error with a directory for downloads.
+const CREATE_CACHE: &str = "create the directory for downloads,";
+
+/// The first part of its remedy.
+const CHOOSE_CACHE: &str = "set GNOMON_CACHE to a directory that you may write; or ";
+
 /// Something could not be read or written.
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 #[error("cannot {action} {path}: {source}")]
-#[diagnostic(help("{}", remedy(path, source)))]
+#[diagnostic(help("{}{}", if *action == CREATE_CACHE { CHOOSE_CACHE } else { "" }, remedy(path, source)))]
 pub struct IoError {
     /// The verb: `read`, `write`, `create`.
     pub action: &'static str,
@@ -89,15 +96,6 @@ pub fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// The repository: where `./gnomon` was started from, or where this program was built.
-#[must_use]
-pub fn root() -> PathBuf {
-    match std::env::var_os("GNOMON_ROOT") {
-        Some(root) => root.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).into(),
-    }
-}
-
 /// The file of a program of that name, or with that path, as a shell finds it.
 #[must_use]
 pub fn find_program(name: &OsStr) -> Option<PathBuf> {
@@ -111,18 +109,15 @@ pub fn find_program(name: &OsStr) -> Option<PathBuf> {
     dirs.into_iter().map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
-/// A directory in the cache (`.cache` in the repository), made if needed.
+/// A directory in the cache, made if needed.
 ///
 /// # Errors
 /// If it cannot be made.
 pub fn cache(name: &str) -> Result<PathBuf, IoError> {
-    let base = match std::env::var_os("GNOMON_CACHE") {
-        // Empty is unset, as for the script.
-        Some(cache) if !cache.is_empty() => cache.into(),
-        _ => root().join(".cache"),
-    };
+    let no_home = || std::io::Error::new(ErrorKind::NotFound, "this user has no home directory");
+    let base = home().cache().ok_or_else(no_home).map_err(IoError::at(CREATE_CACHE, "gnomon"))?;
     let dir = base.join(name);
-    fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
+    fs::create_dir_all(&dir).map_err(IoError::at(CREATE_CACHE, &dir))?;
     Ok(dir)
 }
 

@@ -3,6 +3,8 @@
 //! It translates a VM's frames into sockets of this host, without privileges, in a sandbox of its own (user namespace, empty root, seccomp).
 //! Only options that the versions of Debian 12 and of Debian 13 have are used.
 
+use crate::guest::debian::{self, DebianError};
+use crate::host::place::find_program;
 use crate::machine::net::{GATEWAY, GATEWAY_MAC, NAMES, Uplink};
 use crate::machine::priority;
 use crate::machine::said::last_messages;
@@ -14,7 +16,9 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +41,8 @@ const DESCRIPTORS: u32 = 4096;
 const ADDRESS_SPACE: u32 = 1 << 20;
 /// Bytes that a socket to a passt should hold in each direction. The system may allow less.
 const BUFFER: usize = 1 << 20;
+/// The date of the first version that will do, as a number.
+const LEAST_DATE: u32 = 20_250_503;
 /// The time limit for a passt to answer after its start.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The interval of looks at a passt that starts.
@@ -45,10 +51,20 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A VM that cannot be connected with the world.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum UplinkError {
-    /// passt is not installed.
-    #[error("VM `{0}` has a network, and the program `{PASST}`, which connects it with the world, is not installed")]
-    #[diagnostic(help("run: apt-get install {PASST}; or leave the network out (`net` in the VM file, --net)"))]
-    Missing(String),
+    /// passt is missing, and cannot be fetched.
+    #[error("VM `{vm}` has a network, and the program `{PASST}`, which connects it with the world, is {state}: {why}")]
+    #[diagnostic(help(
+        "run, on Debian 13 or newer: apt-get install {PASST}; or leave the network out (`net` in the VM file, --net); or {}",
+        why.help().map_or_else(|| "try again".into(), |help| help.to_string())
+    ))]
+    Missing {
+        /// The VM.
+        vm: String,
+        /// The state of the system's own.
+        state: &'static str,
+        /// The reason.
+        why: Box<DebianError>,
+    },
     /// passt has ended at once.
     #[error("the network of VM `{vm}` did not start: {why}")]
     #[diagnostic(help("{}", remedy(.why)))]
@@ -83,6 +99,36 @@ fn remedy(why: &str) -> &'static str {
     }
 }
 
+/// Returns the passt to start: the one in the path, or if that will not do, Debian 13's.
+fn program(vm: &str) -> Result<PathBuf, UplinkError> {
+    static PROGRAM: Mutex<Option<PathBuf>> = Mutex::new(None);
+    // VMs of one run start theirs together.
+    let mut known = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = &*known {
+        return Ok(program.clone());
+    }
+    let state = match find_program(PASST.as_ref()) {
+        None => "not installed",
+        Some(found) if is_too_old(&found) => "too old",
+        Some(found) => return Ok(known.insert(found).clone()),
+    };
+    let provided =
+        debian::passt::provide().map_err(|why| UplinkError::Missing { vm: vm.into(), state, why: why.into() })?;
+    Ok(known.insert(provided).clone())
+}
+
+/// Returns whether a passt is like Debian 12's, which repeats what a program of the world says after the guest's program has said its
+/// last word (by TCP), without end. One whose version says no date will do.
+fn is_too_old(program: &Path) -> bool {
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    output.is_ok_and(|output| date(&String::from_utf8_lossy(&output.stdout)).is_some_and(|date| date < LEAST_DATE))
+}
+
+/// The date in a package's version, such as `passt 0.0~git20250503.587980c-2`, as a number.
+fn date(version: &str) -> Option<u32> {
+    version.lines().next()?.split_once("~git")?.1.get(..8)?.parse().ok()
+}
+
 /// A passt that runs. Dropping it ends it.
 #[derive(Debug)]
 pub struct Passt {
@@ -103,7 +149,9 @@ impl Passt {
             set_socket_recv_buffer_size(end, BUFFER).map_err(|why| failed(why.into()))?;
         }
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", START, "sh", &DESCRIPTORS.to_string(), &ADDRESS_SPACE.to_string(), PASST]);
+        command
+            .args(["-c", START, "sh", &DESCRIPTORS.to_string(), &ADDRESS_SPACE.to_string()])
+            .arg(program(&uplink.vm)?);
         command.args(args(uplink)).stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         priority::lower(&child);
@@ -149,14 +197,11 @@ impl Passt {
     }
 
     fn failure(&mut self, vm: &str) -> UplinkError {
-        match self.end() {
-            (Some(127), _) => UplinkError::Missing(vm.into()),
-            (_, why) => UplinkError::Failed { vm: vm.into(), why },
-        }
+        UplinkError::Failed { vm: vm.into(), why: self.end() }
     }
 
-    /// Ends it if it has not ended. Returns its status and the reason of its end in words.
-    fn end(&mut self) -> (Option<i32>, String) {
+    /// Ends it if it has not ended. Returns the reason of its end in words.
+    fn end(&mut self) -> String {
         // It has closed its socket, and so is about to end by itself, which says more than being killed.
         let end = Instant::now() + Duration::from_millis(200);
         let mut status = self.child.try_wait();
@@ -169,8 +214,7 @@ impl Passt {
             status = self.child.wait().map(Some);
         }
         let messages = self.messages.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let status = status.ok().flatten();
-        (status.and_then(|status| status.code()), in_words(status, &messages))
+        in_words(status.ok().flatten(), &messages)
     }
 
     /// Returns the number of its process.
@@ -182,7 +226,7 @@ impl Passt {
     /// Ends it, and returns the reason of its end in words: for one that has closed its socket.
     #[must_use]
     pub fn reason(mut self) -> String {
-        self.end().1
+        self.end()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The machine: QEMU's `virt` board, with the H extension or without it, and its command line.
 
+use crate::host::home::{Home, home};
 use crate::host::place::find_program;
 use crate::host::sandbox::Reach;
 use crate::host::size::Size;
@@ -92,14 +93,12 @@ pub struct MachineSpec {
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub enum QemuError {
     /// QEMU is not installed.
-    #[error("cannot run {QEMU}: {0}")]
-    #[diagnostic(help("start Gnomon by its ./gnomon script, or install QEMU {LEAST_MAJOR} or newer for riscv64"))]
+    #[error("cannot run {name}: {0}", name = program().to_string_lossy())]
+    #[diagnostic(help("{}", how_to_install()))]
     Missing(std::io::Error),
     /// QEMU is too old, or is not QEMU.
     #[error("{QEMU} is `{version}`; Gnomon needs QEMU {LEAST_MAJOR} or newer")]
-    #[diagnostic(help(
-        "start Gnomon by its ./gnomon script, or install a newer QEMU (Debian 12 has it in bookworm-backports)"
-    ))]
+    #[diagnostic(help("{}", how_to_install()))]
     TooOld {
         /// Its version.
         version: String,
@@ -108,6 +107,19 @@ pub enum QemuError {
     #[error("{QEMU} finds no {FIRMWARE}, which the bare machine starts with")]
     #[diagnostic(help("install QEMU's firmware for riscv64 (Debian's package `opensbi`)"))]
     NoFirmware,
+}
+
+/// The way to a QEMU that is new enough.
+fn how_to_install() -> String {
+    match home() {
+        Home::Checkout(_) => {
+            format!("start Gnomon by its ./gnomon script, or install QEMU {LEAST_MAJOR} or newer for riscv64")
+        }
+        Home::Installation(_) => format!(
+            "run as root: apt-get install qemu-system-riscv opensbi; on Debian 12, add bookworm-backports to apt's sources before, and run: \
+             apt-get install -t bookworm-backports qemu-system-riscv opensbi. A QEMU elsewhere is named by {CHOSEN}=FILE"
+        ),
+    }
 }
 
 /// Checks that QEMU is there and new enough; returns its version.

@@ -8,7 +8,7 @@ use crate::guest::debian::{Package, Software};
 use crate::guest::initramfs::{self, First};
 use crate::guest::modules::{self, Needs};
 use crate::guest::program;
-use crate::host::build;
+use crate::host::parts;
 use crate::host::place::{self, IoError, Unnamed, cache, prune};
 use crate::host::sandbox;
 use crate::host::size::{MIB, Size};
@@ -248,10 +248,10 @@ pub fn prepare(spec: &RunSpec, hypervisor: Option<&Path>) -> miette::Result<Prep
     let swap_lock = swap.as_ref().map(|swap| Lock::take(swap, Use::Write)).transpose().map_err(named)?;
     let hypervisor = match hypervisor {
         Some(built) => built.to_owned(),
-        None => build::hypervisor()?,
+        None => parts::hypervisor()?,
     };
     let meter = match &spec.meter {
-        Some(meter) => Some(Metered { plugin: build::meter()?, spec: meter.clone() }),
+        Some(meter) => Some(Metered { plugin: parts::meter()?, spec: meter.clone() }),
         None => None,
     };
     let machine = MachineSpec {
@@ -313,7 +313,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
     let drivers = if is_default { modules::provide(needs)? } else { Vec::new() };
     let path = match &vm.kernel {
         Kernel::Debian => provide(Software::Kernel, versions)?,
-        Kernel::Vkernel => build::vkernel()?,
+        Kernel::Vkernel => parts::vkernel()?,
         Kernel::UBoot | Kernel::Disk => provide(Software::UBoot, versions)?,
         Kernel::File(path) => path.clone(),
     };
@@ -349,7 +349,7 @@ fn contents(vm: &VmSpec, spec: &RunSpec, versions: &mut Versions) -> miette::Res
             let busybox = provide(Software::Busybox, versions)?;
             let busybox = std::fs::read(&busybox).map_err(IoError::at("read", &busybox))?;
             let mark = match spec.meter {
-                Some(_) => Some(build::mark()?),
+                Some(_) => Some(parts::mark()?),
                 None => None,
             };
             let mark = mark.map(|file| std::fs::read(&file).map_err(IoError::at("read", &file))).transpose()?;

@@ -1,7 +1,8 @@
 //! The disk of each VM that has a root, and the ssh keys for logging in.
 
 use super::image;
-use crate::host::place::{IoError, cache, root as repository};
+use crate::host::home::home;
+use crate::host::place::{IoError, cache};
 use crate::host::words::quoted_path;
 use crate::machine::disk::{DiskSpec, Format, Snapshot};
 use crate::vm::root::Root;
@@ -12,9 +13,6 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The folder of the repository with the disks for which the user has not named a file. The cache is not suitable,
-/// since it may be removed at any time.
-const DISKS: &str = "disks";
 /// The port that ssh comes to.
 const SSH: u16 = 22;
 
@@ -34,6 +32,10 @@ enum DiskError {
         quoted_path(.0)
     ))]
     NoDebian(PathBuf),
+    /// There is no directory for the disk.
+    #[error("this user has no home directory for the disk of a Debian")]
+    #[diagnostic(help("name a file for it: --debian=FILE"))]
+    NoHome,
 }
 
 /// A VM's disk.
@@ -47,7 +49,7 @@ pub(super) struct RootDisk {
 pub(super) fn provide(vm: &VmSpec, root: &Root, snapshot: Snapshot) -> miette::Result<RootDisk> {
     let file = match &root.file {
         Some(file) => file.clone(),
-        None => repository().join(DISKS).join(format!("{}.img", vm.name)),
+        None => home().disks().ok_or(DiskError::NoHome)?.join(format!("{}.img", vm.name)),
     };
     let is_there = file.exists();
     if is_there && !may_be_root(&file) {
@@ -94,8 +96,8 @@ fn folder_of(file: &Path) -> &Path {
 fn check_writable(file: &Path) -> Result<(), DiskError> {
     let failed = |error: std::io::Error| DiskError::Copy { file: file.to_owned(), message: error.to_string() };
     let dir = folder_of(file);
-    // That of the repository is made; one that the user has named is there, or misspelt.
-    if dir == repository().join(DISKS) {
+    // Gnomon's own is made; one that the user has named is there, or misspelt.
+    if home().disks().is_some_and(|own| dir == own) {
         fs::create_dir_all(dir).map_err(failed)?;
     }
     tempfile::tempfile_in(dir).map(drop).map_err(failed)

@@ -14,7 +14,8 @@ use super::tally::{Spent, Verdict};
 use crate::guest::debian::{Files, HostKernel, Software};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
-use crate::host::build::{self, BuildError};
+use crate::host::build::BuildError;
+use crate::host::parts;
 use crate::host::place::Unnamed;
 use crate::host::size::Size;
 use crate::machine::board::{Clock, HExtension, Seat};
@@ -57,7 +58,7 @@ pub struct Programs {
 impl Programs {
     /// Builds them.
     pub fn build() -> Self {
-        Self { hypervisor: build::hypervisor(), guests: build::guests() }
+        Self { hypervisor: parts::hypervisor(), guests: parts::guests() }
     }
 }
 
@@ -149,11 +150,11 @@ fn initrd(test: &BootTest) -> miette::Result<OwnInitrd> {
     let busybox = std::fs::read(Software::Busybox.provide()?.file).map_err(|why| miette!("{why}"))?;
     let mut files = Vec::new();
     if test.meter.is_some() {
-        let mark = build::mark()?;
+        let mark = parts::mark()?;
         files.push(("bin/mark".to_owned(), std::fs::read(&mark).map_err(|why| miette!("{}: {why}", mark.display()))?));
     }
     if test.l1.and_then(L1::kvm).is_some() {
-        let clock = build::program("clock")?;
+        let clock = parts::program("clock")?;
         files.push((
             "bin/clock".to_owned(),
             std::fs::read(&clock).map_err(|why| miette!("{}: {why}", clock.display()))?,
@@ -417,7 +418,7 @@ fn follow_elsewhere(case: &Case, mut machine: MachineSpec) -> miette::Result<Tra
     let metering = Metering::of(&case.test)?;
     if let Some(Metering { spec, .. }) = &metering {
         spec.check(machine.harts, machine.clock)?;
-        machine.meter = Some(Metered { plugin: build::meter()?, spec: spec.clone() });
+        machine.meter = Some(Metered { plugin: parts::meter()?, spec: spec.clone() });
     }
     metered::follow(&case.test, &machine, |machine| follow(case, machine))
 }

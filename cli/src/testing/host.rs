@@ -2,7 +2,7 @@
 
 use super::tally::{Run, Spent, Tally, Verdict};
 use crate::host::build::{self, TARGET};
-use crate::host::place::root;
+use crate::host::home::checkout;
 use crate::host::processors;
 use std::io::Read;
 use std::process::{Command, ExitStatus};
@@ -35,6 +35,8 @@ enum Kind {
     EachTest,
 }
 
+/// The use of the checkout.
+const TEST: &str = "run the tests";
 /// Clippy, with warnings denied.
 const LINT: &str = ".ci/lint";
 
@@ -123,10 +125,10 @@ pub struct Ran {
 impl Group {
     /// Runs it, on so many processors.
     pub fn run(&self, processors: usize) -> std::io::Result<Ran> {
-        let mut command = build::cargo();
+        let mut command = build::cargo(TEST).map_err(std::io::Error::other)?;
         command.args(self.args).env("CARGO_TERM_COLOR", "never");
         if let Some(wrapper) = self.wrapper {
-            command.env("RUSTC_WORKSPACE_WRAPPER", root().join(wrapper));
+            command.env("RUSTC_WORKSPACE_WRAPPER", checkout(TEST).map_err(std::io::Error::other)?.join(wrapper));
         }
         command.env("CARGO_BUILD_JOBS", processors.to_string());
         // Some tests wait for machines and for time: another runs meanwhile.

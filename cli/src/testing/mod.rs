@@ -22,7 +22,7 @@ mod serve;
 mod shared;
 mod tally;
 
-use crate::host::place;
+use crate::host::home::checkout;
 use crate::host::pool::{self, Job};
 use crate::host::progress::Step;
 use crate::host::turns::take_turns;
@@ -77,7 +77,7 @@ impl Suite {
     /// # Errors
     /// If the plan is broken, or nothing matches one of the filters.
     pub fn select(filters: &[String], extent: Extent) -> miette::Result<Self> {
-        let cases = cases::read(&place::root().join("tests.toml"))?;
+        let cases = cases::read(&checkout("run the tests")?.join("tests.toml"))?;
         Ok(Self::of(cases, filters, extent)?)
     }
 

@@ -1,7 +1,7 @@
 //! The lane's machine code, as it stands in the built hypervisor, and the ways that lead to it.
 
 use super::insn::{MRET, SRET};
-use gnomon::host::build;
+use gnomon::host::parts;
 use lane::{BriefExits, Context};
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ pub struct Image {
 
 impl Image {
     pub fn read() -> Self {
-        let path = build::hypervisor().expect("the hypervisor can be built");
+        let path = parts::hypervisor().expect("the hypervisor can be built");
         let bytes = std::fs::read(path).expect("a file");
         let file = object::File::parse(&*bytes).expect("an ELF file");
         let text = file.section_by_name(".text").expect("code");

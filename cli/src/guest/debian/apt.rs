@@ -42,7 +42,7 @@ pub enum AptError {
     /// apt failed.
     #[error("apt could not {action}: {message}")]
     #[diagnostic(help(
-        "check the network, and that the mirror {mirror} has {suite} for riscv64; then start again (a started download is continued)"
+        "check the network, and that the mirror {mirror} has {suite} for {architecture}; then start again (a started download is continued)"
     ))]
     Failed {
         /// The action.
@@ -53,7 +53,13 @@ pub enum AptError {
         mirror: String,
         /// The suite.
         suite: &'static str,
+        /// The architecture.
+        architecture: &'static str,
     },
+    /// Debian has no packages for this host.
+    #[error("Debian has no packages for {0}")]
+    #[diagnostic(help("install the program by hand"))]
+    NoArchitecture(&'static str),
     /// The disk is full.
     #[error("apt could not {action}: {message}")]
     #[diagnostic(help("make room on the disk of {}, or set GNOMON_CACHE to a directory on another one", dir.display()))]
@@ -69,6 +75,23 @@ pub enum AptError {
     #[error(transparent)]
     #[diagnostic(transparent)]
     Io(#[from] IoError),
+}
+
+/// The architecture of guests.
+const GUESTS: &str = "riscv64";
+
+/// Returns Debian's name of this host's architecture; `None` if Debian has none that Gnomon runs on.
+#[must_use]
+pub const fn host_architecture() -> Option<&'static str> {
+    if cfg!(target_arch = "x86_64") {
+        Some("amd64")
+    } else if cfg!(target_arch = "aarch64") {
+        Some("arm64")
+    } else if cfg!(target_arch = "riscv64") {
+        Some("riscv64")
+    } else {
+        None
+    }
 }
 
 /// Returns whether apt's error message is about the disk, not about the network.
@@ -118,19 +141,30 @@ impl Suite {
 pub struct Apt {
     dir: PathBuf,
     suite: Suite,
+    /// Debian's name of the architecture.
+    architecture: &'static str,
     mirror: String,
     /// The answers of apt by question: each takes apt a fifth of a second.
     answers: RefCell<BTreeMap<String, String>>,
 }
 
 impl Apt {
-    /// Prepares the suite's directory and fetches its package lists.
+    /// Prepares the suite's directory and fetches its package lists, for guests.
     pub fn open(suite: Suite) -> Result<Self, AptError> {
+        Self::open_in(&format!("apt{}", suite.suffix()), suite, GUESTS)
+    }
+
+    /// Does so for programs of this host, from the stable release.
+    pub fn of_host() -> Result<Self, AptError> {
+        let architecture = host_architecture().ok_or(AptError::NoArchitecture(std::env::consts::ARCH))?;
+        Self::open_in("apt-host", Suite::Trixie, architecture)
+    }
+
+    fn open_in(dir: &str, suite: Suite, architecture: &'static str) -> Result<Self, AptError> {
         if !Path::new(KEYRING).exists() {
             return Err(AptError::NoKeyring);
         }
-        let dir = cache(&format!("apt{}", suite.suffix()))?;
-        let apt = Self { dir, suite, mirror: mirror()?, answers: RefCell::default() };
+        let apt = Self { dir: cache(dir)?, suite, architecture, mirror: mirror()?, answers: RefCell::default() };
         for sub in ["etc", "lists/partial", "archives/partial"] {
             let dir = apt.dir.join(sub);
             std::fs::create_dir_all(&dir).map_err(IoError::at("create", &dir))?;
@@ -143,7 +177,7 @@ impl Apt {
         if !apt.dir.join("status").exists() {
             write("status", "")?;
         }
-        let sources = |name| format!("deb [arch=riscv64 signed-by={KEYRING}] {} {name} main\n", apt.mirror);
+        let sources = |name| format!("deb [arch={architecture} signed-by={KEYRING}] {} {name} main\n", apt.mirror);
         let (first, second) = (sources(suite.name()), sources(suite.alias()));
         // The lists are as good as new if the same sources were read a moment ago.
         let stamp = apt.dir.join("updated");
@@ -274,7 +308,13 @@ impl Apt {
         if is_of_the_disk(&message) {
             return AptError::NoRoom { action, message, dir: self.dir.clone() };
         }
-        AptError::Failed { action, message, mirror: self.mirror.clone(), suite: self.suite.name() }
+        AptError::Failed {
+            action,
+            message,
+            mirror: self.mirror.clone(),
+            suite: self.suite.name(),
+            architecture: self.architecture,
+        }
     }
 
     fn command(&self, program: &str) -> Command {
@@ -293,8 +333,8 @@ impl Apt {
             "Dir::Etc::sourceparts=-".into(),
             "Dir::Etc::preferences=-".into(),
             "Dir::Etc::preferencesparts=-".into(),
-            "APT::Architecture=riscv64".into(),
-            "APT::Architectures=riscv64".into(),
+            format!("APT::Architecture={}", self.architecture),
+            format!("APT::Architectures={}", self.architecture),
             // Everything lies in a directory of the user's; apt's own user could not write there.
             "APT::Sandbox::User=root".into(),
             "APT::Default-Release=".into(),
@@ -433,7 +473,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_not_the_networks_fault() {
         let (mirror, answers) = ("http://a.example".into(), RefCell::default());
-        let apt = Apt { dir: "/cache/apt".into(), suite: Suite::Trixie, mirror, answers };
+        let apt = Apt { dir: "/cache/apt".into(), suite: Suite::Trixie, architecture: GUESTS, mirror, answers };
         let help = |message: &str| apt.failed("download x", message).help().expect("a remedy").to_string();
         for message in [
             "E: You don't have enough free space in /cache/apt/archives/.",

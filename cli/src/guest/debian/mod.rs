@@ -5,11 +5,12 @@ mod apt;
 mod host_kernel;
 mod modules;
 mod packages;
+pub mod passt;
 mod program;
 mod software;
 mod system;
 
-pub use apt::{AptError, Suite};
+pub use apt::{AptError, Suite, host_architecture};
 pub use host_kernel::HostKernel;
 pub use modules::Modules;
 pub use program::{Files, Wanted};

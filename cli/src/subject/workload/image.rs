@@ -4,7 +4,7 @@ use super::services::Service;
 use crate::guest::debian::{Files, Software, Suite, Wanted};
 use crate::guest::initramfs;
 use crate::guest::modules::{self, Needs};
-use crate::host::build;
+use crate::host::parts;
 use crate::host::place::{IoError, cache, prune, write_whole};
 use crate::host::size::Size;
 use crate::host::words::sha256;
@@ -139,7 +139,7 @@ impl Image {
 
     /// Adds programs of our own.
     pub(super) fn own(&mut self, names: &[&str]) -> miette::Result<()> {
-        let built = build::programs()?;
+        let built = parts::programs()?;
         for name in names {
             let path = built.get(*name).ok_or_else(|| miette::miette!("there is no program `{name}`"))?;
             self.files.push((format!("bin/{name}"), read(path)?));
