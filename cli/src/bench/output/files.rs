@@ -70,7 +70,7 @@ fn slug(title: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Block, Chart, ChartKind};
+    use crate::bench::output::report::{Block, Chart, ChartKind};
     use std::collections::BTreeMap;
 
     #[test]

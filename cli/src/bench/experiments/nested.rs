@@ -8,12 +8,12 @@ mod taking;
 
 use self::linux::Linux;
 use self::taking::Taking;
-use super::lab::Lab;
 use super::linux::number;
-use super::report::{Block, Report};
 use super::series::{self, MEMORY, Plan, Point, Series};
-use super::subject::{Choice, Subject};
-use super::table::Table;
+use crate::bench::lab::Lab;
+use crate::bench::lab::subject::{Choice, Subject};
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
 use abi::bundle::L2Tables;
 use serde_json::json;
 

@@ -13,14 +13,14 @@
 //! moves the figure by up to three in a hundred. So each machine boots with command lines that differ in
 //! an unused word, and the median counts; the range stands beside it.
 
-use super::counts::{Counts, Own};
-use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{number, ratio};
-use super::progress::Progress;
-use super::report::{Block, Chart, ChartKind, Report};
-use super::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
-use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel};
+use crate::bench::lab::counts::{Counts, Own};
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, ChoiceError, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
+use crate::bench::output::report::{Block, Chart, ChartKind, Report};
+use crate::bench::output::table::Table;
+use crate::bench::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::guest::debian::Software;
 use crate::guest::initramfs;
 use crate::host::build;
@@ -281,7 +281,7 @@ fn report(rows: &[Row], cores: &[&str], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::counts::tests::subject;
+    use crate::bench::lab::counts::tests::subject;
 
     #[test]
     fn the_table_shows_ratios() {

@@ -102,7 +102,7 @@ fn rows(table: &Table) -> Markup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::{Chart, ChartKind};
+    use crate::bench::output::report::{Chart, ChartKind};
 
     #[test]
     fn a_page_needs_nothing_else() {

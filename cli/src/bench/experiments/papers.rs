@@ -1,10 +1,10 @@
 //! The papers' experiments under Linux: what each runs, and their own figures beside ours.
 
-use super::lab::{Keeping, Lab};
 use super::linux::{self, Case, Plan, Results, number, ratio};
-use super::report::{Block, Report};
-use super::subject::{Choice, Extra, Gnomon, Subject};
-use super::table::Table;
+use crate::bench::lab::subject::{Choice, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab};
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
 use crate::subject::workload::{HugePages, Kind, Scale, Workload};
 
 /// The caveat of all experiments under the meter.
@@ -308,8 +308,8 @@ fn throughput(results: &Results) -> Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::counts::tests::{counts, subject};
-    use crate::bench::linux::tests::results;
+    use crate::bench::experiments::linux::tests::results;
+    use crate::bench::lab::counts::tests::{counts, subject};
 
     fn rows(block: &Block) -> Vec<Vec<String>> {
         match block {

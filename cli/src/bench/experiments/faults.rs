@@ -5,13 +5,13 @@
 //! Guest memory is mapped by 4 KiB leaves. Under `-icount` the harts are one thread of QEMU's, which they share by turns, and the `time` CSR
 //! counts the instructions of all: those of harts that wait for others are among them.
 
-use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::number;
-use super::progress::Progress;
-use super::report::{Block, Chart, ChartKind, Line, Report};
-use super::subject::{Choice, Extra, Gnomon, Subject};
-use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel};
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
+use crate::bench::output::report::{Block, Chart, ChartKind, Line, Report};
+use crate::bench::output::table::Table;
+use crate::bench::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;

@@ -6,11 +6,11 @@
 //! sets the bits, and checks after each window that they say what it did. Counters are those of a run less
 //! those of a run without windows.
 
-use super::lab::{Lab, Nesting};
-use super::report::{Block, Line, Report};
 use super::series::{self, Group, MEMORY, Plan, Point, Series, cell};
-use super::subject::{Choice, Subject};
-use super::table::Table;
+use crate::bench::lab::subject::{Choice, Subject};
+use crate::bench::lab::{Lab, Nesting};
+use crate::bench::output::report::{Block, Line, Report};
+use crate::bench::output::table::Table;
 use abi::bundle::MmuMode;
 use serde_json::json;
 
@@ -137,7 +137,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::series::tests::series;
+    use crate::bench::experiments::series::tests::series;
     use crate::machine::board::Seat;
 
     #[test]

@@ -1,13 +1,13 @@
 //! A series: one test guest, run on each subject with several arguments, and what it cost each time.
 
-use super::counts::{CoreCounts, Counts};
-use super::in_parallel;
-use super::lab::{Keeping, Lab, Load, Nesting, Processors};
 use super::linux::{number, ratio};
-use super::progress::Progress;
-use super::report::{Block, Chart, ChartKind, Line};
-use super::subject::{Choice, Extra, Subject};
-use super::table::Table;
+use crate::bench::in_parallel;
+use crate::bench::lab::counts::{CoreCounts, Counts};
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, Extra, Subject};
+use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors};
+use crate::bench::output::report::{Block, Chart, ChartKind, Line};
+use crate::bench::output::table::Table;
 use crate::host::build;
 use crate::host::size::Size;
 use crate::subject::workload::Devices;
@@ -287,7 +287,7 @@ pub fn versions(lab: &Lab) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::bench::subject::Gnomon;
+    use crate::bench::lab::subject::Gnomon;
     use crate::machine::board::{HExtension, Seat};
     use crate::subject::variant::Variant;
     use abi::bundle::MmuMode;

@@ -2,10 +2,12 @@
 //! keyed by everything that it depends on, so that a benchmark that was stopped continues where it was, and no run is
 //! repeated for nothing.
 
-use super::counts::Counts;
-pub use super::load::{Keeping, Load, Nesting, Processors};
-use super::longest::{Longest, Longests};
-use super::subject::{Gnomon, Subject};
+pub mod counts;
+mod load;
+pub mod longest;
+pub mod progress;
+pub mod subject;
+
 use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::host::tty;
@@ -24,6 +26,9 @@ use crate::subject::workload::{Devices, Services};
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::record::EndReason;
 use abi::report::{self, Line};
+use counts::Counts;
+pub use load::{Keeping, Load, Nesting, Processors};
+use longest::{Longest, Longests};
 use meter::args::Level;
 use meter::core::Core;
 use miette::{IntoDiagnostic, miette};
@@ -37,6 +42,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use subject::{Gnomon, Subject};
 use tempfile::{NamedTempFile, TempDir};
 
 /// No run takes longer.

@@ -1,14 +1,14 @@
 //! Linux as L2, the guest of a guest: boots of Debian's kernel, the first touch of much memory, and a compiler.
 
-use crate::bench::boot::{Loads, Machine, VARIANTS};
-use crate::bench::counts::Counts;
+use crate::bench::experiments::boot::{Loads, Machine, VARIANTS};
+use crate::bench::experiments::linux::{command_line, complete, number, ratio};
 use crate::bench::in_parallel;
+use crate::bench::lab::counts::Counts;
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, Extra, Subject};
 use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
-use crate::bench::linux::{command_line, complete, number, ratio};
-use crate::bench::progress::Progress;
-use crate::bench::report::Block;
-use crate::bench::subject::{Choice, Extra, Subject};
-use crate::bench::table::Table;
+use crate::bench::output::report::Block;
+use crate::bench::output::table::Table;
 use crate::guest::debian::HostKernel;
 use crate::subject::kvm::KvmKernel;
 use crate::subject::workload::{HugePages, Kind, Region, Scale, TOUCH, Workload};

@@ -1,9 +1,9 @@
 //! The longest exit of each subject, in all runs of an experiment: how long a guest keeps its hart from everything else.
 
 use super::counts::Counts;
-use super::report::{Block, Report};
 use super::subject::Subject;
-use super::table::Table;
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
 use serde::{Deserialize, Serialize};
 
 /// The bound of a Gnomon guest's exit, in instructions (BOUNDED, docs/invariants.md).
@@ -63,7 +63,7 @@ impl Longests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::counts::tests::{counts, subject};
+    use crate::bench::lab::counts::tests::{counts, subject};
     use serde_json::json;
 
     fn longest(instructions: u64) -> Longest {

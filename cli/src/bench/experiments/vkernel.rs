@@ -1,10 +1,10 @@
 //! The vkernel in each of its ways, beside Debian's kernel in a VM and on the bare machine: services for programs, and a build.
 
-use super::lab::{Keeping, Lab};
 use super::linux::{Case, Plan, Results, number, ratio};
-use super::report::{Block, Report};
-use super::subject::{Choice, Extra, Gnomon, Subject};
-use super::table::Table;
+use crate::bench::lab::subject::{Choice, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab};
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
 use crate::subject::workload::{HugePages, Kind, Scale};
 
 /// vCPUs of the guest, on one hart.

@@ -21,7 +21,7 @@ impl Processors {
     pub const ONE: Self = Self { harts: 1, vcpus: 1 };
 
     /// The meter cannot tell several harts in one thread of QEMU's apart.
-    pub(super) const fn is_metered(self) -> bool {
+    pub(in crate::bench) const fn is_metered(self) -> bool {
         self.harts == 1
     }
 }
@@ -41,7 +41,7 @@ pub enum Keeping {
 }
 
 impl Keeping {
-    pub(super) fn settings(self) -> Vec<String> {
+    pub(in crate::bench) fn settings(self) -> Vec<String> {
         match self {
             Self::Demand | Self::Wired => vec![],
             Self::Faults => vec!["fault-d=on".into()],

@@ -5,13 +5,13 @@
 //! whatever hart and privilege mode, is a nanosecond of the `time` CSR, so the guest reads the figure itself. Time in which all harts
 //! wait would count, too.
 
-use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
 use super::linux::{Case, Plan, number, ratio};
-use super::progress::Progress;
-use super::report::{Block, Report};
-use super::subject::{Choice, Extra, Gnomon, Subject};
-use super::table::Table;
-use super::{INSTRUCTIONS_PER_TICK, in_parallel};
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
+use crate::bench::{INSTRUCTIONS_PER_TICK, in_parallel};
 use crate::guest::debian::Software;
 use crate::subject::workload::{DONE, Devices, HugePages, Kind, Region, Scale};
 use miette::miette;
@@ -161,7 +161,7 @@ fn report(rows: &[Row], regions: &[Region], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::counts::tests::subject;
+    use crate::bench::lab::counts::tests::subject;
 
     #[test]
     fn the_table_shows_what_twice_as_many_cost() {

@@ -232,9 +232,9 @@ impl CoreCounts {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::bench) mod tests {
     use super::*;
-    use crate::bench::subject::{Choice, Extra};
+    use crate::bench::lab::subject::{Choice, Extra};
     use serde_json::json;
 
     /// A subject by its name.

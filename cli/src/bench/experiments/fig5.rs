@@ -5,11 +5,11 @@
 //! (another frame, valid stays valid) and fence its address for its ASID; the others read the page. Counters
 //! are those of a run less those of a run without operations.
 
-use super::lab::{Lab, Nesting};
-use super::report::{Block, Line, Report};
 use super::series::{self, MEMORY, Plan, Point, Series, cell};
-use super::subject::{Choice, Subject};
-use super::table::Table;
+use crate::bench::lab::subject::{Choice, Subject};
+use crate::bench::lab::{Lab, Nesting};
+use crate::bench::output::report::{Block, Line, Report};
+use crate::bench::output::table::Table;
 use serde_json::json;
 
 /// Operations, as in the paper.
@@ -121,7 +121,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::series::tests::series;
+    use crate::bench::experiments::series::tests::series;
     use crate::machine::board::Seat;
     use abi::bundle::MmuMode;
 

@@ -1,13 +1,13 @@
 //! Workloads under Linux: the same kernel, initramfs and command line on every subject, and for each marked
 //! region what the meter counted there.
 
-use super::counts::{CoreCounts, Counts, Exits};
-use super::in_parallel;
-use super::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
-use super::progress::Progress;
-use super::report::{Block, Chart, ChartKind, Report};
-use super::subject::{Choice, Extra, Gnomon, Subject};
-use super::table::Table;
+use crate::bench::in_parallel;
+use crate::bench::lab::counts::{CoreCounts, Counts, Exits};
+use crate::bench::lab::progress::Progress;
+use crate::bench::lab::subject::{Choice, Extra, Gnomon, Subject};
+use crate::bench::lab::{Keeping, Lab, Load, Nesting, Processors, Run};
+use crate::bench::output::report::{Block, Chart, ChartKind, Report};
+use crate::bench::output::table::Table;
 use crate::guest::debian::{LEAN, Software};
 use crate::machine::board::{HExtension, Seat};
 use crate::subject::variant::Variant;
@@ -490,8 +490,8 @@ fn group_of(cause: &str) -> &str {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::bench::counts::tests::{counts, subject};
     use crate::bench::lab;
+    use crate::bench::lab::counts::tests::{counts, subject};
     use crate::host::size::Size;
     use crate::subject::workload::Devices;
 

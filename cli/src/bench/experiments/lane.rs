@@ -5,12 +5,12 @@
 //! the `time` CSR counts the instructions of all modes, and one that traps does not count itself. An
 //! instruction that does not trap counts as 1.
 
-use super::INSTRUCTIONS_PER_TICK;
-use super::lab::{Lab, Nesting};
-use super::report::{Block, Chart, ChartKind, Report};
 use super::series::{self, MEMORY, Plan, Point, Series, cell};
-use super::subject::Choice;
-use super::table::Table;
+use crate::bench::INSTRUCTIONS_PER_TICK;
+use crate::bench::lab::subject::Choice;
+use crate::bench::lab::{Lab, Nesting};
+use crate::bench::output::report::{Block, Chart, ChartKind, Report};
+use crate::bench::output::table::Table;
 use serde_json::json;
 use std::collections::BTreeMap;
 
@@ -105,7 +105,7 @@ fn report(all: &[Series], versions: &str) -> Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::series::tests::series;
+    use crate::bench::experiments::series::tests::series;
     use crate::machine::board::Seat;
     use abi::bundle::MmuMode;
 

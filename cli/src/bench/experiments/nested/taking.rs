@@ -3,12 +3,12 @@
 //! L1's balloon takes the pages by one list, as Linux's driver has them, of 256 pages; or L1 reports each page as free, which is an exit and
 //! a chain of the device's queue for each. The entries that map a page are removed from all tables, and its frame is freed.
 
+use crate::bench::experiments::linux::number;
+use crate::bench::experiments::series::{self, Plan, Point, Series};
 use crate::bench::lab::Lab;
-use crate::bench::linux::number;
-use crate::bench::report::Block;
-use crate::bench::series::{self, Plan, Point, Series};
-use crate::bench::subject::{Choice, Subject};
-use crate::bench::table::Table;
+use crate::bench::lab::subject::{Choice, Subject};
+use crate::bench::output::report::Block;
+use crate::bench::output::table::Table;
 use crate::host::size::{MIB, Size};
 use abi::bundle::L2Tables;
 use serde_json::{Value, json};

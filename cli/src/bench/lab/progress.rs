@@ -1,7 +1,7 @@
 //! The progress of an experiment. How long the rest takes is estimated by the runs so far, and at first by those of earlier
 //! experiments of that name.
 
-use super::WORKERS;
+use crate::bench::WORKERS;
 use crate::host::place::{cache, write_whole};
 use crate::host::progress::Step;
 use std::cell::Cell;
@@ -19,7 +19,7 @@ thread_local! {
 
 /// An experiment that makes so many runs.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(in crate::bench) struct Progress {
     step: Step,
     began: Instant,
     /// The file with the mean time of a run in seconds; `None` if the cache cannot be used.
@@ -61,7 +61,7 @@ impl Spent {
 
 impl Progress {
     /// Begins an experiment of that name.
-    pub(super) fn begin(name: &str, runs: usize) -> Self {
+    pub(in crate::bench) fn begin(name: &str, runs: usize) -> Self {
         let file = cache("bench").ok().map(|dir| dir.join(format!("{name}.seconds")));
         let before = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
         let before = before.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -71,7 +71,7 @@ impl Progress {
     }
 
     /// This thread has ended a run.
-    pub(super) fn done(&self, what: &str) {
+    pub(in crate::bench) fn done(&self, what: &str) {
         let now = Instant::now();
         let since = ENDED.replace(Some(now)).map_or(self.began, |ended| ended.max(self.began));
         let mut spent = self.spent.lock().unwrap_or_else(PoisonError::into_inner);

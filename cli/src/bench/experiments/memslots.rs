@@ -3,12 +3,12 @@
 //! A hypervisor of ours maps a page of each region at L2's fault, and unmaps them, with a fence for each page or for each 32. What Gnomon does for
 //! one of 8192 regions must cost what it does for one alone. The meter counts Gnomon's instructions between markers.
 
-use super::lab::Lab;
 use super::linux::number;
-use super::report::{Block, Report};
 use super::series::{self, MEMORY, Plan, Point, Series};
-use super::subject::{Choice, Subject};
-use super::table::Table;
+use crate::bench::lab::Lab;
+use crate::bench::lab::subject::{Choice, Subject};
+use crate::bench::output::report::{Block, Report};
+use crate::bench::output::table::Table;
 use crate::subject::workload::Scale;
 use abi::bundle::L2Tables;
 use serde_json::json;
