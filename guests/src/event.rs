@@ -59,12 +59,14 @@ global_asm!(
     ".section .text",
     ".balign 4",
     // OpenSBI 1.5 passes the argument in a6 and the hart in a7.
+    ".global guest_event_swapped",
     "guest_event_swapped:",
     "xor a6, a6, a7",
     "xor a7, a6, a7",
     "xor a6, a6, a7",
     ".balign 4",
     // a6: the hart, a7: the handler's block.
+    ".global guest_event",
     "guest_event:",
     "sd sp, 0(a7)",
     "li sp, {sp}",

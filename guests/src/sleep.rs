@@ -39,6 +39,7 @@ global_asm!(
     ".endm",
     // a0: the type, a1: where to keep what is needed. Returns the call's error, or 1 after a resume.
     ".balign 4",
+    ".global guest_sleep",
     "guest_sleep:",
     "each_kept sd",
     "mv a2, a1",

@@ -37,6 +37,7 @@ global_asm!(
     ".endr",
     "sret",
     ".balign 4",
+    ".global guest_user_vector",
     "guest_user_vector:",
     "csrrw a0, sscratch, a0",
     ".irp n, 1,2,3,4,5,6,7,8,9,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31",
@@ -66,6 +67,7 @@ global_asm!(
     "sret",
     // As few instructions as can be: so that timers come at the first of them as often as can be.
     ".balign 4",
+    ".global guest_hammered_vector",
     "guest_hammered_vector:",
     "rdtime t1",
     "addi a0, a0, 1",
