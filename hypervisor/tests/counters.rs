@@ -52,7 +52,7 @@ fn counters_are_read_by_their_csrs() {
             assert_eq!(w.exit(cause, read(n), 0, 0), Outcome::Resume);
             assert_eq!((w.run.context.x[10], w.run.context.pc), (value, pc + 4), "hpmcounter{n}");
         }
-        assert_eq!(w.run.shared.counters.counter_reads.get(), 3);
+        assert_eq!(w.run.shared.counters.pmu_reads.get(), 3);
         // Others, and writes, are illegal; and so are reads in user mode, if `scounteren` does not let it.
         w.hart.user_counters = 0b1_0000;
         for (insn, mode) in [

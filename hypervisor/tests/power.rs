@@ -52,7 +52,7 @@ fn a_guest_with_a_driver_sees_its_power_key() {
     assert_eq!(read::<8>(&mut w, DATA), [1, 0, 116, 0, 1, 0, 0, 0]);
     assert_eq!(read::<2>(&mut w, rings(0)[2] + 2), [4, 0]);
     assert_ne!(w.run.vm.devices.plic.lock().read(0x1000) >> SOURCE & 1, 0, "its interrupt is pending");
-    assert_eq!(counters(&w, ["power-key.presses"]), [Some(1)]);
+    assert_eq!(counters(&w, ["power_key.presses"]), [Some(1)]);
     assert_eq!(end(w, EndReason::Poweroff), Phase::Ended);
 }
 

@@ -107,6 +107,8 @@ enum Name {
     Disk,
     /// Bytes over a network: instructions and exits
     Net,
+    /// Messages to a share: instructions and exits
+    Share,
 }
 
 impl Name {
@@ -128,6 +130,7 @@ impl Name {
             Self::Vkernel => vkernel::measure(lab, choice, scale),
             Self::Disk => papers::disk(lab, choice, scale),
             Self::Net => papers::net(lab, choice, scale),
+            Self::Share => papers::share(lab, choice, scale),
             Self::All => unreachable!("`all` stands for the others"),
         }
     }

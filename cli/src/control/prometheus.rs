@@ -133,6 +133,39 @@ mod tests {
         assert_eq!(help, "calls about the root cache");
     }
 
+    /// The rules of `promtool check metrics` that a name with `_total` behind it can break.
+    #[test]
+    fn no_counter_is_named_as_promtool_forbids() {
+        const FORBIDDEN: [&str; 14] = [
+            "bucket",
+            "counter",
+            "count",
+            "days",
+            "gauge",
+            "histogram",
+            "hours",
+            "kb",
+            "mb",
+            "milliseconds",
+            "minutes",
+            "ms",
+            "sum",
+            "summary",
+        ];
+        let counters: Vec<_> = PAGE
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+            .filter(|(name, _)| name.contains('.') && !name.contains(' '))
+            .collect();
+        assert!(counters.len() > 200, "{}", counters.len());
+        for (counter, _) in counters {
+            let name = metric("gnomon_vm", counter, "counter");
+            assert!(name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')), "{name}");
+            assert!(name.split('_').all(|part| !FORBIDDEN.contains(&part)), "{name}");
+            assert!(help(counter).is_some_and(|help| !help.is_empty()), "{name}");
+        }
+    }
+
     #[test]
     fn what_goes_down_is_a_counter_that_there_is() {
         for name in GAUGES {

@@ -23,6 +23,6 @@ pub(super) fn read<E: Env>(g: &Gnomon, run: &mut VcpuRun, insn: u64, from: Mode,
     let value = run.pmu.as_ref().map_or(0, |pmu| pmu.hardware(counter.into(), &run.shared.counters));
     run.context.set(access.rd, value);
     run.context.skip(4);
-    run.shared.counters.counter_reads.bump();
+    run.shared.counters.pmu_reads.bump();
     Some(Outcome::Resume)
 }

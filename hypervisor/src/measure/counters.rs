@@ -163,7 +163,7 @@ counters! {
         /// Reads of `time` that Gnomon emulated.
         time_reads = "vcpu.time_reads",
         /// Reads of counters of SBI PMU that Gnomon emulated.
-        counter_reads = "vcpu.counter_reads",
+        pmu_reads = "vcpu.pmu_reads",
         /// Misaligned accesses that Gnomon emulated.
         misaligned = "vcpu.misaligned",
         /// WRS.NTOs that came to Gnomon.

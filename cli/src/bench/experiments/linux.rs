@@ -90,7 +90,9 @@ impl Plan {
     /// # Errors
     /// If something is missing. What goes wrong with a subject stands in its results.
     pub fn run(&self, lab: &Lab, choice: &Choice) -> miette::Result<Results> {
-        let subjects = choice.subjects(self.name, self.extra, |_| true)?;
+        let has_share = self.cases.iter().any(|case| case.workload.devices.has_share);
+        let can = |subject: &Subject| !(has_share && matches!(subject, Subject::Kvm { .. }));
+        let subjects = choice.subjects(self.name, self.extra, can)?;
         let kernel = Software::Kernel.provide()?;
         let promise = |case: &Case| Case { svadu: case.svadu || choice.svadu, ..case.clone() };
         let cases: Vec<_> = self.cases.iter().map(promise).collect();

@@ -268,6 +268,17 @@ pub fn net(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
     )
 }
 
+/// Messages to a share.
+///
+/// # Errors
+/// If something is missing.
+pub fn share(lab: &Lab, choice: &Choice, scale: Scale) -> miette::Result<Report> {
+    const LEAD: &str = "The guest's driver is Linux's 9p, without a cache. The bare machine has QEMU's own 9P device; Gnomon passes messages \
+                        to the share's server. KVM is not there: its VMM serves the files itself, in the machine, where all other servers \
+                        are outside.";
+    device(lab, choice, scale, ("share", "messages to a share: instructions and exits", LEAD, Kind::Share))
+}
+
 /// Measures requests for a device that the guest waits for.
 fn device(
     lab: &Lab,

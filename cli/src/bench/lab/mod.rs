@@ -10,19 +10,21 @@ pub mod subject;
 
 use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
+use crate::host::sandbox::Reach;
 use crate::host::tty;
-use crate::host::words::sha256;
+use crate::host::words::{option_value, sha256};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{Disk, DiskSpec, Use};
 use crate::machine::meter::{MeterSpec, Metered};
 use crate::machine::net::Network;
 use crate::machine::process::{Machine, Next, Outcome, Stopped};
 use crate::machine::qemu::{self, Boot, MachineSpec};
+use crate::machine::share::ShareSpec;
 use crate::machine::stream::Piece;
 use crate::run::{self, RunSpec};
 use crate::subject::bare::{self, BareSpec};
 use crate::subject::kvm::{KvmGuest, KvmHost, KvmKernel, Thp};
-use crate::subject::workload::{Devices, Services};
+use crate::subject::workload::{Devices, SHARE, Services};
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::record::EndReason;
 use abi::report::{self, Line};
@@ -52,10 +54,14 @@ const KEPT: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// Lines of the console that an error shows.
 const LINES_SHOWN: usize = 20;
 
+/// QEMU's own 9P server, for the bare machine, up to the path of the directory that it serves.
+const QEMU_SHARE: &str = "local,id=share,security_model=none,path=";
+
 /// The files and services that must live as long as a machine.
 #[derive(Default)]
 struct Kept {
     files: Vec<Unnamed>,
+    share: Option<TempDir>,
     services: Option<Services>,
 }
 
@@ -349,9 +355,11 @@ impl Lab {
             load.clone();
         let kernel = self.kernel(subject, load)?;
         let clock = Clock::counted(devices.are_there());
-        let Devices { disk_bytes, services } = devices;
+        let Devices { disk_bytes, services, has_share } = devices;
         let mut kept = Kept::default();
         let disk = disk_bytes.map(|bytes| blank_disk(bytes, &mut kept)).transpose()?;
+        kept.share = has_share.then(TempDir::new).transpose().into_diagnostic()?;
+        let share = kept.share.as_ref().map(TempDir::path);
         let has_net = !services.is_empty();
         let append = if has_net {
             let services = Services::start(&services).into_diagnostic()?;
@@ -367,6 +375,14 @@ impl Lab {
                 let mut machine = BareSpec { kernel, initrd, append, harts, memory, clock, h }.machine();
                 machine.disks.extend(disk);
                 machine.net = has_net.then(Network::of_one_guest);
+                if let Some(dir) = share {
+                    let fsdev = format!("{QEMU_SHARE}{}", option_value(dir).display());
+                    let device = format!("virtio-9p-device,fsdev=share,mount_tag={SHARE}");
+                    machine.extra.extend(["-fsdev".into(), fsdev, "-device".into(), device]);
+                    machine.files.push((dir.to_owned(), Reach::Write));
+                    // QEMU's filter of system calls forbids what its own 9P server does.
+                    machine.sandbox = false;
+                }
                 if has_few_devices {
                     let (few, tree) = bare::few_devices(machine)?;
                     kept.files.push(tree);
@@ -404,8 +420,10 @@ impl Lab {
                         run::nested(&machine).ok_or_else(|| miette!("the machine has no Gnomon"))?
                     }
                 };
+                let share = share.map(|dir| ShareSpec { dir: dir.into(), readonly: false, name: Some(SHARE.into()) });
                 let vm = VmFile {
                     vcpus: Some(processors.vcpus),
+                    shares: Some(share.into_iter().collect()),
                     svadu: Some(svadu),
                     wired: Some(keeping == Keeping::Wired),
                     console: Some(Console::None),
@@ -461,6 +479,8 @@ impl Lab {
         }
         // It is blank.
         machine.disks.iter_mut().for_each(|disk| disk.file = "disk".into());
+        let shares = machine.extra.iter_mut().filter(|word| word.starts_with(QEMU_SHARE));
+        shares.for_each(|word| *word = format!("{QEMU_SHARE}share"));
         if let Some(meter) = &mut machine.meter {
             name(&mut meter.plugin, "meter")?;
             meter.spec.out = "report".into();

@@ -181,7 +181,7 @@ pub enum ChoiceError {
     /// An experiment has none of those that are chosen.
     #[error("nothing to measure: `{0}` has none of the chosen subjects")]
     #[diagnostic(help(
-        "`lane` and `memslots` have no KVM; `nested` and `memslots` have mode `two-stage` only; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`; `vkernel` has modes `two-stage` and `lazy` in the firmware seat, and no KVM"
+        "`lane`, `memslots` and `share` have no KVM; `nested` and `memslots` have mode `two-stage` only; `fig6` promises Svadu, which `steered` and `adaptive` cannot; only fig7, gups, build, switching and processes have subjects with 4 KiB pages (-4k), and `gups` and the last two some without a part of `steered`; `vkernel` has modes `two-stage` and `lazy` in the firmware seat, and no KVM"
     ))]
     NotHere(&'static str),
 }

@@ -99,3 +99,47 @@ impl KernelPackage {
 fn dir_of(kernel: &Package) -> PathBuf {
     kernel.file.parent().unwrap_or(Path::new(".")).to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    /// A kernel's package with such modules, in a directory.
+    fn package(dir: &Path, modules: &[(&str, &str)]) -> PathBuf {
+        let tree = dir.join("tree");
+        for (path, _) in module_paths(NAME, modules) {
+            let file = tree.join(path);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("folders");
+            fs::write(file, "a module").expect("a file");
+        }
+        fs::create_dir_all(tree.join("DEBIAN")).expect("a folder");
+        let control = format!("Package: {NAME}\nVersion: 1\nArchitecture: all\nMaintainer: none\nDescription: none\n");
+        fs::write(tree.join("DEBIAN/control"), control).expect("a file");
+        let deb = dir.join("kernel.deb");
+        let built = Command::new("dpkg-deb").arg("--build").arg(&tree).arg(&deb).output().expect("dpkg-deb");
+        assert!(built.status.success(), "{built:?}");
+        deb
+    }
+
+    const NAME: &str = "linux-image-6.0-riscv64";
+
+    #[test]
+    fn one_driver_brings_all() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let all = Needs::ALL.drivers();
+        let deb = package(dir.path(), &all);
+        let kernel = || Package { name: NAME.into(), version: "1".into(), file: dir.path().join("kept/vmlinux") };
+        fs::create_dir(dir.path().join("kept")).expect("a folder");
+        let one = &all[..1];
+        Modules::beside(kernel(), one).take(&deb, one).expect("taken");
+        assert!(Modules::beside(kernel(), &all).are_there());
+        // What is wanted beside the drivers has to be in the package; a driver that it lacks may be in the kernel itself.
+        let other = [("kvm", "arch/riscv/kvm")];
+        let error = Modules::beside(kernel(), &other).take(&deb, &other).expect_err("it is not there");
+        assert!(error.to_string().contains("kvm.ko"), "{error}");
+        let few = dir.path().join("few");
+        fs::create_dir(&few).expect("a folder");
+        Modules::beside(kernel(), one).take(&package(&few, one), one).expect("the others are not asked for");
+    }
+}

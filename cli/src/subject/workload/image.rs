@@ -88,13 +88,18 @@ pub struct Devices {
     pub disk_bytes: Option<u64>,
     /// The services on its network, if it has one.
     pub services: Vec<Service>,
+    /// Set if it has a share, tagged [`SHARE`], which is empty when the guest starts.
+    pub has_share: bool,
 }
+
+/// The tag of a guest's share.
+pub const SHARE: &str = "share";
 
 impl Devices {
     /// Returns whether there is any device.
     #[must_use]
     pub const fn are_there(&self) -> bool {
-        self.disk_bytes.is_some() || !self.services.is_empty()
+        self.disk_bytes.is_some() || !self.services.is_empty() || self.has_share
     }
 }
 
@@ -167,6 +172,13 @@ impl Image {
         self.files.extend(modules::provide(Needs { net: true, ..Needs::NONE })?);
         self.devices.services = services;
         self.line("ifconfig lo up\nifconfig eth0 10.0.2.15 netmask 255.255.255.0 up");
+        Ok(())
+    }
+
+    /// Adds a share, which the initramfs mounts at its tag in `/mnt`, and its drivers.
+    pub(super) fn share(&mut self) -> miette::Result<()> {
+        self.files.extend(modules::provide(Needs { shares: true, ..Needs::NONE })?);
+        self.devices.has_share = true;
         Ok(())
     }
 

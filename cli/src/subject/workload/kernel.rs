@@ -175,3 +175,29 @@ pub fn net(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
     // The files have half of what the kernel leaves.
     image.finish(Size(256 * MIB))
 }
+
+/// A file in a share is written and read, and files are made, looked at and removed. Quick: 2,000 requests and 200 files,
+/// full: 20,000 and 2,000.
+///
+/// # Errors
+/// If a package or a program cannot be had.
+pub fn share(scale: Scale, pages: HugePages) -> miette::Result<Workload> {
+    let (requests, files) = match scale {
+        Scale::Quick => (2_000, 200),
+        Scale::Full => (20_000, 2_000),
+    };
+    let mut image = Image::new("share", pages)?;
+    image.share()?;
+    image.line(&format!("head -c {} /dev/zero | tr '\\0' g >/data", requests * 4096));
+    image.marked("write 4 KiB", requests, "request", "dd if=/data of=/mnt/share/file bs=4k");
+    image.marked("read 4 KiB", requests, "request", "dd if=/mnt/share/file of=/got bs=4k");
+    image.line("cmp /data /got && rm /got /data");
+    // One process for all files: its own instructions are few beside those of their messages.
+    image.line(&format!("names=$(seq 1 {files} | sed s,^,/mnt/share/,)"));
+    image.marked("make a file", files, "file", "touch $names");
+    image.marked("look at a file", files, "file", "stat -c %s $names >/sizes");
+    image.marked("remove a file", files, "file", "rm $names");
+    image.line("echo gnomon-figure: files $(sort -u /sizes | wc -l) && ls /mnt/share >/left");
+    image.line("echo gnomon-figure: left $(wc -l </left)");
+    image.finish(Size(256 * MIB))
+}

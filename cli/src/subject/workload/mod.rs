@@ -14,7 +14,7 @@ mod kernel;
 mod services;
 
 pub use compiler::TOUCH;
-pub use image::{DONE, Devices, HugePages, Region, Scale, Workload};
+pub use image::{DONE, Devices, HugePages, Region, SHARE, Scale, Workload};
 use serde::Deserialize;
 pub use services::{Service, Services};
 
@@ -42,6 +42,8 @@ pub enum Kind {
     Disk,
     /// Bytes over a network.
     Net,
+    /// Messages to a share.
+    Share,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             Self::Vkernel => compiler::vkernel(scale, pages),
             Self::Disk => kernel::disk(scale, pages),
             Self::Net => kernel::net(scale, pages),
+            Self::Share => kernel::share(scale, pages),
         }
     }
 }
