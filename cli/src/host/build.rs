@@ -84,9 +84,7 @@ pub fn vkernel() -> Result<PathBuf, BuildError> {
 /// # Errors
 /// [`BuildError`].
 pub fn guests() -> Result<Files, BuildError> {
-    // Without link-time optimization: it would go through all that they have in common once for each of forty programs (78 s of
-    // processors in place of 168).
-    build("the test guests", &["--config", "profile.release.lto=false", "--target", TARGET, "-p", "guests", "--bins"])
+    build("the test guests", &["--target", TARGET, "-p", "guests", "--bins"])
 }
 
 /// Builds the programs that run under Linux in guests; returns the ELF files by name.
