@@ -2,6 +2,7 @@
 //! keyed by everything that it depends on, so that a benchmark that was stopped continues where it was, and no run is
 //! repeated for nothing.
 
+mod copies;
 pub mod counts;
 mod load;
 pub mod longest;
@@ -11,7 +12,6 @@ pub mod subject;
 use crate::host::build;
 use crate::host::place::{IoError, Unnamed, cache, prune, root, write_whole};
 use crate::host::sandbox::Reach;
-use crate::host::tty;
 use crate::host::words::{option_value, sha256};
 use crate::machine::board::{Clock, HExtension, Seat};
 use crate::machine::disk::{Disk, DiskSpec, Use};
@@ -28,6 +28,7 @@ use crate::subject::workload::{Devices, SHARE, Services};
 use crate::vm::file::{Balloon, Console, Initrd, Kernel, VmFile};
 use abi::record::EndReason;
 use abi::report::{self, Line};
+use copies::Copies;
 use counts::Counts;
 pub use load::{Keeping, Load, Nesting, Processors};
 use longest::{Longest, Longests};
@@ -36,10 +37,7 @@ use meter::core::Core;
 use miette::{IntoDiagnostic, miette};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -144,44 +142,6 @@ pub struct Lab {
     longests: Mutex<Longests>,
 }
 
-/// Copies of the measured programs, so that a build during the benchmark does not change them.
-#[derive(Debug)]
-struct Copies {
-    dir: TempDir,
-    known: Mutex<BTreeMap<PathBuf, PathBuf>>,
-}
-
-impl Copies {
-    /// The copy of a file, as that was when it was first asked for.
-    fn of(&self, file: &Path) -> Result<PathBuf, IoError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(copy) = known.get(file) {
-            return Ok(copy.clone());
-        }
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let copy = self.dir.path().join(format!("{}-{name}", known.len()));
-        std::fs::copy(file, &copy).map_err(IoError::at("copy", file))?;
-        known.insert(file.to_owned(), copy.clone());
-        Ok(copy)
-    }
-}
-
-/// From now on, a signal that ends this program removes the copies, and is reported with what is kept.
-fn stop_at_signals(copies: PathBuf) -> std::io::Result<()> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
-    std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            tty::say("gnomon: interrupted: the runs that have ended are kept, and the same command goes on after them");
-            // A shell in the place of this program: without its threads, which would fail for want of the copies.
-            let mut shell = Command::new("sh");
-            shell.args(["-c", "rm -rf -- \"$0\"; exit $1"]).arg(&copies).arg(tty::signal_status(signal).to_string());
-            let _ = shell.exec();
-            tty::give_up(signal);
-        }
-    });
-    Ok(())
-}
-
 impl Lab {
     /// Builds what is needed. With `is_fresh`, what the cache keeps of earlier runs does not count.
     ///
@@ -191,8 +151,7 @@ impl Lab {
         let found =
             Core::find_all(cores.iter().map(String::as_str)).map_err(crate::machine::meter::MeterError::from)?;
         prune(&cache("bench")?, KEPT);
-        let copies = Copies { dir: tempfile::tempdir().into_diagnostic()?, known: Mutex::default() };
-        stop_at_signals(copies.dir.path().to_owned()).into_diagnostic()?;
+        let copies = Copies::new().into_diagnostic()?;
         let core_name = |name: &String| match Core::names().find(|known| known == name) {
             Some(built_in) => Ok(built_in.to_owned()),
             None => Ok(copies.of(Path::new(name))?.to_string_lossy().into_owned()),
