@@ -1,13 +1,19 @@
 //! Links every guest at the address where payloads are entered.
 
+use std::path::{Path, PathBuf};
 use std::{env, fs};
+
+/// The entries of a folder.
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(folder).expect("a folder of guests");
+    entries.map(|entry| entry.expect("an entry of the guests' folder").path())
+}
 
 fn main() {
     let here = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    let sources = fs::read_dir(format!("{here}/src/bin")).expect("the guests' folder");
-    for source in sources {
-        let path = source.expect("an entry of the guests' folder").path();
-        let name = path.file_stem().and_then(|stem| stem.to_str()).expect("a name in ASCII");
+    // A folder for each topic, with a file or a folder for each guest.
+    for source in entries(&Path::new(&here).join("src/bin")).flat_map(|topic| entries(&topic)) {
+        let name = source.file_stem().and_then(|stem| stem.to_str()).expect("a name in ASCII");
         println!("cargo::rustc-link-arg-bin={name}=-T{here}/guest.ld");
     }
     println!("cargo::rerun-if-changed=guest.ld");

@@ -1,8 +1,8 @@
 //! The page of `gnomon bench --html` in a real browser, at the width of a phone.
 
-use gnomon::bench::page::page;
-use gnomon::bench::report::{Block, Chart, ChartKind, Line, Report};
-use gnomon::bench::table::Table;
+use gnomon::bench::output::page::page;
+use gnomon::bench::output::report::{Block, Chart, ChartKind, Line, Report};
+use gnomon::bench::output::table::Table;
 use std::process::Command;
 
 /// The browser. `./gnomon test` installs it.

@@ -9,34 +9,20 @@
 #![no_std]
 #![cfg(target_arch = "riscv64")]
 
-pub mod access;
-pub mod balloon;
-pub mod board;
-pub mod console;
-pub mod event;
+mod devices;
 pub mod expect;
-pub mod fences;
-pub mod hart;
 pub mod hypervisor;
-pub mod paging;
-pub mod ram;
+mod machine;
+mod memory;
 pub mod random;
-pub mod region;
 pub mod report;
-pub mod root_cache;
-pub mod sbi;
-pub mod schedule;
-pub mod sleep;
-mod start;
-pub mod trap;
-pub mod user;
-pub mod virtio;
-pub mod vmspace;
-pub mod window;
 
-pub use board::board;
+pub use devices::{balloon, console, virtio};
+pub use machine::board::board;
+pub use machine::start::{Boot, at_boot, image_end};
+pub use machine::{board, event, hart, sbi, schedule, sleep, trap, user};
+pub use memory::{access, fences, paging, ram, region, root_cache, vmspace, window};
 pub use report::{Check, Named, Text, run};
-pub use start::{Boot, at_boot, image_end};
 
 /// Names the guest's `main`.
 #[macro_export]

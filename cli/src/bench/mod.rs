@@ -1,33 +1,11 @@
 //! Benchmarks: Gnomon beside the bare machine, beside Linux KVM and beside the papers, in units that repeat.
 //!
-//! An experiment runs guests on [`subject::Subject`]s in the [`lab::Lab`], under QEMU's `-icount` and the meter, and
-//! ends in a [`report::Report`]. Experiments with test guests are [`series`], those with Linux are [`linux`] plans
-//! of [`crate::subject::workload`]s.
+//! One of the [`experiments`] runs guests on [subjects](lab::subject) in the [`lab`], under QEMU's `-icount` and the meter, and
+//! ends in a report, which is an [`output`].
 
-pub mod baseline;
-pub mod boot;
-pub mod counts;
-pub mod faults;
-pub mod fig5;
-pub mod fig6;
-pub mod files;
+pub mod experiments;
 pub mod lab;
-pub mod lane;
-pub mod linux;
-pub mod load;
-pub mod longest;
-pub mod memslots;
-pub mod nested;
-pub mod overcommit;
-pub mod page;
-pub mod papers;
-mod plot;
-mod progress;
-pub mod report;
-mod series;
-pub mod subject;
-pub mod table;
-pub mod vkernel;
+pub mod output;
 
 use crate::host::pool::{self, Job};
 use std::collections::BTreeMap;

@@ -2,11 +2,12 @@
 
 use super::run::Mmu;
 use super::script::{Need, print};
-use crate::bench::baseline::{self, Baseline};
+use crate::bench::experiments::{boot, faults, fig5, fig6, lane, memslots, nested, overcommit, papers, vkernel};
 use crate::bench::lab::Lab;
-use crate::bench::report::Report;
-use crate::bench::subject::{Choice, ChoiceError};
-use crate::bench::{boot, faults, fig5, fig6, files, lane, memslots, nested, overcommit, page, papers, vkernel};
+use crate::bench::lab::subject::{Choice, ChoiceError};
+use crate::bench::output::baseline::{self, Baseline};
+use crate::bench::output::report::Report;
+use crate::bench::output::{files, page};
 use crate::host::output::{Kind, OutputError};
 use crate::host::tty;
 use crate::subject::workload::Scale;
