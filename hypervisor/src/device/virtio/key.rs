@@ -75,7 +75,7 @@ pub struct Counts {
 impl Counts {
     /// Returns every count with its name, as `docs/counters.md` lists them.
     pub(super) const fn each(&self) -> [(&'static str, u64); 2] {
-        [("power_key.presses", self.presses), ("power-key.refused", self.refused)]
+        [("power_key.presses", self.presses), ("power_key.refused", self.refused)]
     }
 }
 
@@ -143,7 +143,7 @@ impl Mmio<PowerKey> {
 impl Backend for PowerKey {
     const ID: u32 = 18;
     const GOES_ON: bool = true;
-    const COUNTERS: [&'static str; 2] = ["power_key.notifications", "power-key.malformed"];
+    const COUNTERS: [&'static str; 2] = ["power_key.notifications", "power_key.malformed"];
 
     fn queues(&self) -> usize {
         COUNT
