@@ -129,8 +129,8 @@ macro_rules! methods {
 }
 
 methods! {
-    Ps, Stats, Get, Set, Pause, Resume, Shutdown, Reboot, Reset, Destroy, Snapshot, Migrate, CheckMigration, Run, Create, List, Start, Wait, Logs, Remove,
-    Subscribe, Cancel,
+    Ps, Stats, Get, Set, Pause, Resume, Shutdown, Reboot, Reset, Destroy, Snapshot, Migrate, CheckMigration, Run,
+    Create, List, Start, Wait, Logs, Remove, Subscribe, Cancel,
 }
 
 /// Returns the JSON schema of the API. It describes a line of a client; `methods` has the parameters, notifications and result of each

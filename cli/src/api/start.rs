@@ -50,7 +50,9 @@ impl Starting {
         let (near, far) = UnixStream::pair().map_err(IoError::at("make", "a socket"))?;
         let mut command = Command::new(&program);
         command.args(words).stdin(Stdio::from(OwnedFd::from(far))).stdout(Stdio::null()).stderr(stderr);
-        dir.map(|dir| command.current_dir(dir));
+        if let Some(dir) = dir {
+            command.current_dir(dir);
+        }
         // With `command`, this process's copy of the other end is closed.
         let child = command.spawn().map_err(IoError::at("start", &program))?;
         Ok(Self { child, near })

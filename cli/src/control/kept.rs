@@ -13,6 +13,7 @@
 
 use super::ControlError;
 use super::runs::is_name;
+use crate::host::home::state;
 use crate::host::place::{IoError, write_whole};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
@@ -66,9 +67,7 @@ fn make_dir(path: &Path) -> Result<(), ControlError> {
 
 /// The directory of all records.
 fn root() -> Result<PathBuf, ControlError> {
-    let dir = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let state = dir("XDG_STATE_HOME").or_else(|| Some(dir("HOME")?.join(".local/state")));
-    Ok(state.ok_or(ControlError::NoStateHome)?.join("gnomon"))
+    state().ok_or(ControlError::NoStateHome)
 }
 
 /// Makes the file for the status of an end, which is blank until then. The status takes its place, so it needs no room on a disk that is
@@ -169,13 +168,7 @@ impl Kept {
     pub fn defined(name: &str) -> Result<Self, ControlError> {
         let mut all = Self::all()?;
         all.retain(Self::is_defined);
-        match all.iter().position(|kept| kept.name == name) {
-            Some(at) => Ok(all.swap_remove(at)),
-            None => Err(ControlError::NoDefinition {
-                name: name.into(),
-                known: all.into_iter().map(|kept| kept.name).collect(),
-            }),
-        }
+        Self::named(all, name, |name, known| ControlError::NoDefinition { name, known })
     }
 
     /// Returns whether a run of this name has begun since the definition was kept.
@@ -219,13 +212,18 @@ impl Kept {
     /// # Errors
     /// [`ControlError::NoRecord`].
     pub fn of(name: &str) -> Result<Self, ControlError> {
-        let mut all = Self::all()?;
+        Self::named(Self::all()?, name, |name, known| ControlError::NoRecord { name, known })
+    }
+
+    /// The one of that name among `all`, or an error with the name and those that there are.
+    fn named(
+        mut all: Vec<Self>,
+        name: &str,
+        none: impl FnOnce(String, Vec<String>) -> ControlError,
+    ) -> Result<Self, ControlError> {
         match all.iter().position(|kept| kept.name == name) {
             Some(at) => Ok(all.swap_remove(at)),
-            None => Err(ControlError::NoRecord {
-                name: name.into(),
-                known: all.into_iter().map(|kept| kept.name).collect(),
-            }),
+            None => Err(none(name.into(), all.into_iter().map(|kept| kept.name).collect())),
         }
     }
 

@@ -101,6 +101,12 @@ impl Home {
     }
 }
 
+/// Returns the directory for records of runs; `None` if the user has no home directory.
+#[must_use]
+pub fn state() -> Option<PathBuf> {
+    of_user("XDG_STATE_HOME", ".local/state")
+}
+
 /// A directory of the user's for this program, below the one that a variable names, or else below the home directory. It may be missing.
 fn of_user(variable: &str, below_home: &str) -> Option<PathBuf> {
     let absolute = |dir: &PathBuf| dir.is_absolute();

@@ -68,9 +68,7 @@ impl KeptState {
             Self::Unreadable => "unreadable",
         }
     }
-}
 
-impl KeptState {
     fn of(kept: &Kept) -> Self {
         // In this order: a run writes its status while it lives.
         match (kept.lives(), kept.has_begun(), kept.status()) {
